@@ -65,7 +65,7 @@ class Adapter:
     def close(self) -> None:
         """Log the row that still waits, log the metrics, and end the run.
 
-        Called automatically after the row of the last bucket and at the end of the program. Does
+        Adapters call it after the row of the last bucket, and at the end of the program. Does
         nothing if the run has ended.
         """
         self._log_pending_row()

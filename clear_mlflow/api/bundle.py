@@ -100,7 +100,7 @@ def list_bundles(path: Path) -> list[Path]:
     """Return the paths of bundles and offline folders at a path.
 
     That is the path itself if it is one of them, or names a run in one; otherwise those directly in
-    the folder, in order of their names. Empty if there are none.
+    the folder, in order of their names, or nothing.
     """
     if is_bundle_path(path):
         return [path]

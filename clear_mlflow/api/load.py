@@ -141,7 +141,7 @@ class Run(DisplayedRun):
     def predictions(self) -> Predictions | None:
         """The predicted class of each test image after each row.
 
-        None if predictions are not stored, or if they are damaged.
+        It is None if predictions are not stored, or if they are damaged.
         """
         return self.scores.stored.predictions
 
@@ -149,7 +149,7 @@ class Run(DisplayedRun):
     def prequential(self) -> PrequentialRecord | None:
         """The batches in the order of training, with those predicted right before it.
 
-        None if the run was trained without ``prequential``, or if the file is damaged.
+        It is None if the run was trained without ``prequential``, or if the file is damaged.
         """
         return self.scores.stored.prequential
 
@@ -247,7 +247,7 @@ def runs(
 
 
 def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[MlflowRun]:
-    """Return the runs as a list. TrackingError if one is missing.
+    """Return the runs as a list. Raises TrackingError if one is missing.
 
     verb: what the caller does with them, for the message, for example "export".
     """

@@ -134,8 +134,8 @@ def _format_options(options: Mapping[str, object]) -> dict[str, str]:
 def _format_option(name: str, value: object) -> str:
     """Convert a Python value to the text of the command line.
 
-    For example True to "on", [1, 2] to "1,2", and {"a": 0.5} to "a=0.5". Raises ConfigError if it
-    has another type.
+    For example, True becomes "on", [1, 2] becomes "1,2", and {"a": 0.5} becomes "a=0.5". Raises
+    ConfigError if it has another type.
     """
     check_type(name, value, split_union(_TYPES[name]))
     default = PARAMETERS[name].default

@@ -65,7 +65,7 @@ class _Commands(Mapping[str, click.Command]):
 class _MainGroup(click.Group):
     """Prints user errors in one line, and lets other errors raise.
 
-    Exit code 2 after a ClearError, 130 after Ctrl-C.
+    The exit code is 2 after a ClearError, and 130 after Ctrl-C.
     """
 
     def invoke(self, ctx: click.Context) -> Any:

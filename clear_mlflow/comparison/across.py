@@ -155,7 +155,7 @@ def estimate_share(differences: NDArray[np.float64]) -> float | None:
     columns is the mean square of the columns minus the rest, over the number of rows, and
     at least 0.
 
-    differences: (S, N), S >= 2 rows (seeds) and N >= 2 columns. None if nothing varies.
+    differences: (S, N), S >= 2 rows (seeds) and N >= 2 columns. Returns None if nothing varies.
 
     >>> estimate_share(np.array([[0.0, 1.0], [0.0, 1.0]])), estimate_share(np.zeros((2, 2)))
     (1.0, None)

@@ -177,7 +177,7 @@ class Group:
     def grid(self) -> NDArray[np.float64]:
         """(T + 1, T) means over members that measured each cell.
 
-        NaN without any.
+        A cell that no member measured is NaN.
         """
         seeds, total = self.seeds_per_cell, np.nansum([run.grid for run in self.members], axis=0)
         return np.where(seeds > 0, total / np.maximum(seeds, 1), np.nan)

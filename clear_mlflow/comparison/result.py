@@ -265,8 +265,8 @@ class Comparison:
     def list_runs_to_bootstrap(self) -> list[ComparedRun]:
         """Return one run of each group with a single result.
 
-        They are compared over test images. At most MAX_PREDICTIONS runs; [] if the score is not an
-        accuracy.
+        They are compared over test images. There are at most MAX_PREDICTIONS, and none if the score
+        is not an accuracy.
         """
         if not self.score.is_accuracy:  # predictions are classes
             return []
@@ -278,9 +278,7 @@ class Comparison:
     def format_horizon(self, group: Group) -> str:
         """Return how many buckets a group keeps up with training from scratch.
 
-        "" if that is not known.
-
-        With dates of the buckets also in days, as ``2 (60 days)``.
+        Returns "" if that is not known. If the buckets have dates, adds days: ``2 (60 days)``.
         """
         if group.scratch is None:
             return ""

@@ -11,7 +11,7 @@ from clear_mlflow.core.credentials import mask_credentials
 
 
 class ClearError(Exception):
-    """Base of all errors that users can fix. Exit code 2.
+    """Base of all errors that users can fix, with exit code 2.
 
     Messages end on terminals, in tags and in artifacts, so credentials in addresses are masked.
 

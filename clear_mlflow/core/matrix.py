@@ -170,7 +170,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
         num_instances: Sequence[int] | None = None,
         score: Score = ACCURACY,
     ) -> AccuracyRow:
-        """Build a row of scores without counts. NaN = not measured.
+        """Build a row of scores without counts. NaN means not measured.
 
         Raises:
             RecordError: the numbers do not fit each other.
@@ -191,7 +191,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     @cached_property
     def cells(self) -> tuple[float, ...]:
-        """The score on each bucket, accuracies as fractions. NaN = not measured."""
+        """The score on each bucket, accuracies as fractions. NaN means not measured."""
         if self.correct is None or self.num_instances is None:
             return self.values or ()
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
@@ -429,7 +429,7 @@ class AccuracyMatrix:
         return DataFrame(lines, columns=["row", "trained_through", "tested_on", self.score.name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the matrix as JSON values. None = not measured.
+        """Return the matrix as JSON values. None means not measured.
 
         Accuracies are fractions.
 
@@ -488,7 +488,7 @@ def load_renderer(module: str, name: str) -> Any:
 
 
 def stack_all_rows(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return (T + 1, T): initialisation, then rows. NaN = not measured."""
+    """Return (T + 1, T): initialisation, then rows. NaN means not measured."""
     grid = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
     if matrix.initial is not None:
         grid[0] = matrix.initial

@@ -1,6 +1,7 @@
 """Decoding: image files in, bytes out, which are kept from run to run.
 
-Two geometries, both with the shorter side scaled to a given length, bilinear with anti-aliasing:
+There are two geometries. Both scale the shorter side to a given length, bilinear with
+anti-aliasing:
 
 * the complete image, byte for byte as torchvision's image loader and ``Resize`` return it. The
   CLEAR authors' code does this, so a camera's orientation (EXIF) is not applied and transparency is
@@ -245,7 +246,7 @@ def decode_file(
 ) -> NDArray[Any] | UndecodableError:
     """Decode an image file to (height, width, 3) bytes.
 
-    With another library's transform, to its result.
+    With another library's transform, it returns the result of that transform.
 
     content_hash: SHA-256 that the file must have, or None for any. Raises DataError if it cannot
     be read, has another hash, or needs too much memory.

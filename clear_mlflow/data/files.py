@@ -170,7 +170,7 @@ def read_image_list(
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
-    """Read a class list, a name per line. DataError unless sorted."""
+    """Read a class list, a name per line. Raises DataError unless sorted."""
     lines = read_lines(path, root=root, limit=MAX_CLASS_LIST_BYTES)
     for number, (before, name) in enumerate(pairwise(["", *lines]), start=1):
         if not is_class_name(name):
@@ -207,7 +207,7 @@ def check_object(value: object, *, source: str) -> dict[str, Any]:
 
 
 def join_stored_path(stored: object, *, base: Path, below: str | None, list_file: Path) -> Path:
-    """Join a path from a file to *base*. DataError if outside.
+    """Join a path from a file to *base*. Raises DataError if outside.
 
     It must stay in ``base/below``.
 

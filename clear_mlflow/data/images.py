@@ -353,7 +353,7 @@ def _hash_vector(array: NDArray[np.float32], row: int, source_name: str, first_r
 
 
 def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
-    """Convert rows to float32. DataError if distinct numbers become equal."""
+    """Convert rows to float32. Raises DataError if distinct numbers become equal."""
     if vectors.ndim != 2 or not vectors.shape[1]:
         raise DataError(f"{source_name} has the shape {vectors.shape}; expected (rows, width)")
     if vectors.shape[1] > MAX_FEATURES_WIDTH:
@@ -372,7 +372,7 @@ def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float3
 def round_column(
     numbers: NDArray[Any], name: str, source_name: str, original: Sequence[object] | None = None
 ) -> NDArray[np.float32]:
-    """Convert a column to float32. DataError if distinct numbers become equal.
+    """Convert a column to float32. Raises DataError if distinct numbers become equal.
 
     original: the numbers before they became float64. A sample of 10,000 rows is checked.
     """
@@ -559,5 +559,5 @@ class OrderedArguments(StreamArguments):
 
     @property
     def bucket_order(self) -> tuple[str, ...]:
-        """The buckets in ``order``. Empty if it is not set."""
+        """The buckets in ``order``, or () if it is not set."""
         return () if self.order == NONE else tuple(self.order.split(":"))

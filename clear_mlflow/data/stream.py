@@ -257,10 +257,8 @@ def draw_split(num_images: int, seed: int) -> Rows:
 def draw_validation_split(images: ImageTable) -> NDArray[np.bool_]:
     """Return which images are held out for validation: a tenth.
 
-    A tenth of each bucket's images of each class.
-
-    At least one image of each class that has two is held out. The hash of an image's id decides,
-    so the split is the same for all seeds.
+    These are a tenth of each bucket's images of each class, and at least one of each class that has
+    two. The hash of an image's id decides, so the split is the same for all seeds.
     """
     held_out, ids = np.zeros(len(images), dtype=np.bool_), images.ids
     groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)

@@ -217,7 +217,7 @@ class Format(ABC):
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
         """Return files of a folder that need not be read, with reasons.
 
-        Without an override, none. names: names of all files in the folder.
+        By default, there are none. names: names of all files in the folder.
         """
         return {}
 

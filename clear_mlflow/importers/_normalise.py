@@ -350,9 +350,9 @@ def _find_orientation(
 def _find_orientation_by_shape(cells: _Cells) -> str:
     """Return "rows" or "columns" if a square's empty cells prove it.
 
-    Empty means NaN or 0. "columns" if all cells below the diagonal are empty, and some above and
-    none on it. "" if neither all cells below nor all above it are empty, unless the matrix is
-    symmetric. Otherwise "rows".
+    Empty means NaN or 0. The tests are columns if all cells below the diagonal are empty, and some
+    above and none on it. Nothing is proven, "", if neither all cells below nor all above it are
+    empty, unless the matrix is symmetric. Otherwise, the tests are rows.
     """
     filled = np.nan_to_num(cells)
     has_past, has_future = np.tril(filled, -1).any(), np.triu(filled, 1).any()
@@ -371,7 +371,7 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
 def _match_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> int:
     """Return 2 if all printed numbers fit, 1 within rounding, else 0.
 
-    In either unit. 2 without printed numbers.
+    They fit in either unit. Without printed numbers, it is 2.
     """
     cell_error, grades = find_cell_error(cells), []
     for unit in (1.0, 100.0, 0.01):

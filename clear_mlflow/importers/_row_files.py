@@ -99,8 +99,8 @@ def read_row(file: ResultFile) -> list[float]:
     """Return the numbers of a file with a single row.
 
     The file is a JSON list, a JSON object with the list as ``accuracy``, ``accuracies``, ``acc`` or
-    ``values``, a line or column of text, or a .npy array. NaN = not measured. Raises RecordError
-    for anything else, and for more than one row.
+    ``values``, a line or column of text, or a .npy array. NaN means not measured. Raises
+    RecordError for anything else, and for more than one row.
     """
     check_size(file.content, MAX_RESULTS_BYTES)
     if file.looks_like_json:

@@ -67,7 +67,7 @@ class PlainText(Format):
 
         One of the first three lines without comments must be one.
 
-        Also for a printed NumPy array, but not for JSON.
+        A printed NumPy array is such a text, JSON is not.
         """
         if file.looks_like_json or "\x00" in file.head:
             return False
@@ -306,8 +306,8 @@ def _find_orientation_words(
 ) -> str:
     """Return a matrix's orientation from words in header and labels.
 
-    "rows" if each row has the accuracies after one training, "columns" if each column has them,
-    and "auto" without a word such as "train", "after", "test" or "eval".
+    It is "rows" if each row has the accuracies after one training, "columns" if each column has
+    them, and "auto" without a word such as "train", "after", "test" or "eval".
 
     corner: name of the column of row labels. names: names of the other columns, None without a
     header. labels: labels of the rows, None if there are none.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def open_offline_store(store_uri: str, artifact_uri: str | None = None) -> OfflineStore:
     """Return the store of an offline folder. artifact_uri: not used.
 
-    An entry point of mlflow.tracking_store.
+    The entry point mlflow.tracking_store names this function.
     """
     # MLflow is not imported completely when it loads this module.
     from clear_mlflow.journal.offline_store import OfflineStore

@@ -56,11 +56,10 @@ class UnsentError(TrackingError):
 class Uploader:
     """Uploads files of one run to MLflow in order.
 
-    In a thread, or in the calling one.
-
-    Before an upload, it checks that this process still has the run's lease, the right to write to
-    the run, unless it did so within the last second. An upload may be repeated: it changes nothing
-    then. The thread and :meth:`upload_folder` delete a local file once it is stored.
+    It uploads in a thread, or in the calling one. Before an upload, it checks that this process
+    still has the run's lease, the right to write to the run, unless it did so within the last
+    second. An upload may be repeated: it changes nothing then. The thread and :meth:`upload_folder`
+    delete a local file once it is stored.
     """
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
@@ -140,7 +139,7 @@ class Uploader:
     def hurry(self) -> None:
         """Shorten the time limit of :meth:`finish` to 2 seconds, now or later.
 
-        Safe in a signal handler.
+        It is safe in a signal handler.
         """
         self._max_wait = _HURRIED_WAIT_SECONDS
 

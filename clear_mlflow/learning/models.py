@@ -152,8 +152,8 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
 def get_input_dtype(model: nn.Module, precision: str) -> torch.dtype:
     """Return the dtype for input images.
 
-    The dtype of the convolutions if the first layer is one, else float32. Returns float32 also for
-    a model that transforms its input.
+    It is the dtype of the convolutions if the first layer is one, else float32, also for a model
+    that transforms its input.
     """
     first = next(part for part in model.modules() if not list(part.children()))
     is_input = isinstance(first, nn.Conv2d) and not getattr(model, "transform_input", False)

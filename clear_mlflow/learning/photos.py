@@ -88,7 +88,7 @@ def build_augmentation(name: str, image_size: int) -> Augmentation:
 class Photos:
     """Photographs on one device, in one tensor or one per bucket.
 
-    On a GPU, in one tensor.
+    A GPU has them in one tensor.
     """
 
     parts: tuple[Tensor, ...]  # each (bytes,), uint8; on an accelerator only one

@@ -35,7 +35,7 @@ class LineInterval:
 
 
 class TrainingProgress:
-    """Receives a training's events, and displays nothing. A context manager."""
+    """A context manager that receives a training's events, and displays nothing."""
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -59,7 +59,7 @@ class TrainingProgress:
         """Note the bucket's number of optimiser steps, if any."""
 
     def step_done(self) -> None:
-        """Count an optimiser step. Called in the innermost loop."""
+        """Count an optimiser step. The innermost loop calls it."""
 
     def curve_measured(self, point: CurvePoint) -> None:
         """Note the loss over some steps. On a GPU, it arrives later."""

@@ -148,7 +148,7 @@ class TrainingStream(ABC):
     def labels(self, bucket_index: int) -> NDArray[np.int64]:
         """Return (N,), the classes of one bucket's training images, without decoding images.
 
-        Without the images that :meth:`keep_only` dropped.
+        Images that :meth:`keep_only` dropped are not among them.
         """
         indices = self.seen_indices.get(bucket_index, slice(None))
         return self._sets[TRAIN][bucket_index].labels[indices]

@@ -263,7 +263,7 @@ def require_future(matrix: AccuracyMatrix) -> None:
 def count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
     """Return (k, T): by how many buckets j comes after i.
 
-    Negative for past buckets, 0 for the bucket just trained.
+    It is negative for past buckets, and 0 for the bucket just trained.
     """
     return np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
 

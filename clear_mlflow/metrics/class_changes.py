@@ -1,8 +1,9 @@
 """Accuracy on classes that come and go: known, new, vanished and unseen classes.
 
-A bucket has a class if it has test images of it. Emerging and disappearing classes come from
-CaMiT (arXiv:2510.17626), the formulas from this package. Undefined if the predictions of a row that
-is needed were not stored, and under ``streaming``. Left out if all buckets have the same classes.
+A bucket has a class if it has test images of it. Emerging and disappearing classes come from CaMiT
+(arXiv:2510.17626), the formulas from this package. The metrics are undefined if the predictions of
+a row that is needed were not stored, and under ``streaming``. They are left out if all buckets have
+the same classes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A test is a test of the model on all buckets: within a bucket, or at its end, where it is the row of
 the bucket. Tests are counted over the complete run, and a[t, j] is the accuracy on bucket j at test
 t. The tests of bucket j begin with the first test within it; row 0 is not one of them. All tests of
-the k buckets must be stored, including tests within buckets. Fractions in [0, 1].
+the k buckets must be stored, including tests within buckets. Values are fractions in [0, 1].
 
 Source: De Lange, Van de Ven and Tuytelaars, Continual Evaluation for Lifelong Learning: Identifying
 the Stability Gap, ICLR 2023, arXiv:2205.13452, section 3; ``src/eval/continual_eval_metrics.py`` of
@@ -88,7 +88,7 @@ def _find_minima(
 ) -> NDArray[np.float64]:
     """Return the lowest accuracy of earlier buckets since their training.
 
-    Shape (k - 1,).
+    Its shape is (k - 1,).
 
     trained: (n,) index of the bucket in training at each of the n tests. values: (n, T) accuracies.
     """

@@ -1,7 +1,7 @@
 """Costs of a run, as far as its rows contain them; lower is better, except for the last metric.
 
-Undefined if a row lacks the cost, as rows of other programs do. Computed if
-the rows have costs, whatever families are chosen.
+They are computed if the rows have costs, whatever families are chosen, and undefined if a row lacks
+the cost, as rows of other programs do.
 
 Source: docs/cost.md defines what is counted; Prabhu et al., arXiv:2303.11165, and arXiv:2410.15143
 compare continual learners by cost.

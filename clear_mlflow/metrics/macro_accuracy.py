@@ -1,7 +1,7 @@
 """Metrics of the macro accuracy matrix M, in which all classes of a bucket have the same weight.
 
 They are left out if each bucket has the same number of test images of each class, since M is then
-the accuracy matrix. Undefined if predictions of a row that is needed were not stored.
+the accuracy matrix. They are undefined if predictions of a row that is needed were not stored.
 """
 
 from __future__ import annotations

@@ -97,10 +97,9 @@ class CellScale:
 def build_cell_scale(score: Score, grids: list[NDArray[np.float64]]) -> CellScale:
     """Return one scale for (T + 1, T) matrices that are drawn together.
 
-    0 to 1 for accuracies.
-
-    For other scores, it is the range of all cells, of which the initialisation row counts only if
-    no other row was measured. If no cell was measured, both ends are 0.
+    It is 0 to 1 for accuracies. For other scores, it is the range of all cells, of which the
+    initialisation row counts only if no other row was measured. If no cell was measured, both ends
+    are 0.
     """
     if score.is_accuracy:
         return CellScale()

@@ -35,7 +35,7 @@ def format_matrix_csv(matrix: AccuracyMatrix) -> str:
 def disarm_formula(cell: str) -> str:
     """Put an apostrophe before a text that a spreadsheet would calculate.
 
-    Also before one that has an apostrophe there, so that different texts stay different.
+    A text that has an apostrophe there gets another, so that different texts stay different.
     """
     # Some spreadsheets read full-width characters like the ASCII ones.
     return f"'{cell}" if re.match(r"[\s']*[=+\-@＝＋－＠]", cell) else cell

@@ -1,7 +1,7 @@
 """The picture of a run's matrix, for MLflow's panels, notebooks and papers.
 
-Drawn with matplotlib on one axes that fills the figure, in inches from its top left corner. No
-global state of matplotlib is changed, except within :func:`render_pdf`, and no matplotlibrc is
+It is drawn with matplotlib on one axes that fills the figure, in inches from its top left corner.
+No global state of matplotlib is changed, except within :func:`render_pdf`, and no matplotlibrc is
 followed, so any thread may draw, and the same content always has the same bytes. Pictures of runs
 with the same buckets have the same size, with every cell in the same position.
 """

@@ -42,7 +42,7 @@ def render_run(record: Record, metrics: Iterable[MetricResult]) -> Iterator[Rend
 def describe_retention(matrix: AccuracyMatrix) -> Iterator[str]:
     """Yield each earlier bucket's value when new and in the last row.
 
-    For accuracies also the share that was retained. Buckets that lack a value are left out.
+    Accuracies also have the share that was retained. Buckets that lack a value are left out.
     """
     score = matrix.score
     for j in range(matrix.num_rows - 1):

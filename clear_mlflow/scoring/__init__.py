@@ -128,8 +128,8 @@ def evaluate(stored: StoredRun) -> MetricResults:
 
     A logged metric that cannot be computed from *stored*, such as a custom one, has its logged
     value, without a history. Undefined metrics that need stored predictions (labels or
-    probabilities of each image) are left out; other undefined ones have a reason. Empty if the run
-    contains no rows.
+    probabilities of each image) are left out; other undefined ones have a reason. A run without
+    rows has none.
     """
     record, logged = stored.record, stored.run.data.metrics
     if record is None:

@@ -328,7 +328,7 @@ def build_metric_values(stored: StoredRun, results: MetricResults) -> list[Mlflo
     """Return the values to log: metrics and scores after every row.
 
     Step and timestamp are the row's number and time; step 0 is before training. Undefined values
-    and metrics that have only a logged value are left out. Empty if the run contains no rows.
+    and metrics that have only a logged value are left out. A run without rows has none.
     """
     if stored.record is None:
         return []

@@ -256,7 +256,8 @@ def read_prequential(client: MlflowClient, run: Run, record: Record) -> Prequent
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
     """Download a run's tests within buckets, in order of training.
 
-    Empty if there are none. Raises RecordError if one is damaged, or there are too many.
+    The list is empty if there are none. Raises RecordError if one is damaged, or there are too
+    many.
     """
     file_names = list_test_sizes(client, run)
     if len(file_names) > MAX_ANYTIME_FILES:

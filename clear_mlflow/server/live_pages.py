@@ -67,7 +67,7 @@ class ComparisonQuery:
 def list_runs(client: MlflowClient, query: ComparisonQuery) -> tuple[list[Run], list[list[object]]]:
     """Return the newest runs that match a query, and :func:`describe_state` of each.
 
-    At most MAX_RUNS + 1, which shows that there are more than MAX_RUNS.
+    There are at most MAX_RUNS + 1, which shows that there are more than MAX_RUNS.
     """
     runs = search_runs(client, [query.experiment_id], query.filter_string)
     newest = list(islice(runs, MAX_RUNS + 1))

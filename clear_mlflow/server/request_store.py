@@ -71,7 +71,7 @@ flask_app: Flask = app
 
 
 class RequestError(ClearError):
-    """An error of MLflow's API in the current request. Status >= 400."""
+    """An error of MLflow's API in this request, with status >= 400."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -152,9 +152,9 @@ class Lease:
     def check_recently(self) -> Run:
         """Like :meth:`check`, but repeat a success of the last second.
 
-        For uploads, several per row, most of which are faster than reading the run. What deletes or
-        replaces training states calls :meth:`check`. Time for which this process was suspended
-        counts, so a process that wakes up always checks.
+        It is for uploads, several per row, most of which are faster than reading the run. What
+        deletes or replaces training states calls :meth:`check`. Time for which this process was
+        suspended counts, so a process that wakes up always checks.
         """
         if self._checked is not None and self.error is None:
             run, checked_at = self._checked

@@ -50,7 +50,7 @@ def is_offline_folder(path: Path) -> bool:
 def list_offline_folders(path: Path) -> list[Path]:
     """Return the path or those in it that are offline folders.
 
-    Empty if there are none.
+    The list is empty if there are none.
     """
     if is_offline_folder(path):
         return [path]

@@ -128,7 +128,7 @@ def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
 def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
     """Return the size of each row file in row order.
 
-    Bytes by file name, None if unknown.
+    Maps file names to bytes, or None if unknown.
 
     Raises RecordError if a row file is too large, or missing although the run's tags name it.
     """
@@ -222,7 +222,7 @@ def read_records(
 ) -> Iterator[Record | ClearError | None]:
     """Yield the accuracy matrix and costs of each run, in the order of the runs.
 
-    None for a run without rows, and the error for one that cannot be read. Reads with several
+    A run without rows yields None, and one that cannot be read its error. Reads with several
     threads. read_files: see :func:`load_stored_rows`.
     """
 

@@ -217,10 +217,8 @@ def is_missing_error(error: MlflowException) -> bool:
 def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> list[str]:
     """Return the ids of the experiments with a name or id.
 
-    None for all experiments.
-
-    Deleted experiments are left out. A name takes precedence over an id. Raises TrackingError if no
-    experiment matches.
+    None stands for all experiments. Deleted experiments are left out. A name takes precedence over
+    an id. Raises TrackingError if no experiment matches.
     """
     experiments = _list_experiments(client)
     if name_or_id is None:

@@ -123,7 +123,8 @@ def _create_database(database: Path) -> None:
 def _wait_until_set_up(database: Path) -> None:
     """Wait until a program without our lock has set up a database.
 
-    Such as MLflow's server. Returns as well after 10 seconds in which nothing was written.
+    MLflow's server is such a program. Returns as well after 10 seconds in which nothing was
+    written.
     """
     written, since = 0, time.monotonic()
     while not _has_experiment(database):

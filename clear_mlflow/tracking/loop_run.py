@@ -198,10 +198,10 @@ def track(
 class LoopRun(DisplayedRun):
     """The MLflow run of a custom training loop, made by :func:`clear_mlflow.track`.
 
-    A context manager. When :meth:`log_counts` or a similar method returns, a row is on local disk,
-    and in the store unless that cannot be reached. ``metrics`` are the families that were passed to
-    ``track``, and costs if any were logged; metrics of predictions and of tests within buckets are
-    computed at the end of the block.
+    It is a context manager. When :meth:`log_counts` or a similar method returns, a row is on local
+    disk, and in the store unless that cannot be reached. ``metrics`` are the families that were
+    passed to ``track``, and costs if any were logged; metrics of predictions and of tests within
+    buckets are computed at the end of the block.
 
     Args:
         dataset: what the rows are measured on.
@@ -497,7 +497,7 @@ class LoopRun(DisplayedRun):
 
     @property
     def record(self) -> Record:  # type: ignore[override]
-        """The rows so far. After the block, read back from the store.
+        """The rows so far, or the stored ones after the block.
 
         Raises TrackingError if no row is logged yet.
         """

@@ -222,7 +222,7 @@ def separate_positions(
 def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return indices of (cost, value) pairs that exceed all cheaper ones.
 
-    Sorted by cost.
+    They are sorted by cost.
 
     >>> find_pareto_front([(2.0, 0.8), (1.0, 0.5), (3.0, 0.7), (2.0, 0.6)])
     [1, 0]

@@ -115,9 +115,8 @@ def compute_pixel_features(
 ) -> NDArray[np.float32]:
     """Return (N, 768), float32: the central 16 x 16 pixels.
 
-    From -1/4 to 1/4, line by line.
-
-    Decodes the images into the cache unless they are there.
+    Values are from -1/4 to 1/4, line by line. Decodes the images into the cache unless they are
+    there.
     """
     cache = DecodedCache(cache_dir / DECODED_FOLDER)
     decoded = cache.load(images, Resize(_SIDE, square=True), on_image=on_image)

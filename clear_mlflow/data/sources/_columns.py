@@ -89,7 +89,7 @@ def select_columns(
 def convert_column(
     column: pa.ChunkedArray, role: str, source_name: str, first_row: int
 ) -> Categorical:
-    """Convert an Arrow column to texts. DataError for lists and gaps.
+    """Convert an Arrow column to texts. Raises DataError for lists and gaps.
 
     role, source_name, first_row: for messages; the last is the number of the first row.
     """

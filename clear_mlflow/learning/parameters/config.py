@@ -530,7 +530,7 @@ def list_result_parameters() -> tuple[str, ...]:
 def is_tuned(name: str) -> bool:
     """Return True for optimisation options, strategy/NAME, and others chosen by results.
 
-    name: an option, or ``strategy/NAME`` for an argument of the strategy. False for other names.
+    name: an option, or ``strategy/NAME`` for an argument of the strategy. Other names are False.
     """
     if name not in PARAMETERS:
         return name.startswith("strategy/")

@@ -10,8 +10,8 @@ from clear_mlflow.learning.strategies._base import Strategy
 class Cumulative(Strategy):
     """Continue training on all images of all buckets so far.
 
-    An upper bound for other strategies. Epochs grow with the stream: bucket k takes k times as many
-    steps as the first.
+    This is an upper bound for other strategies. Epochs grow with the stream: bucket k takes k times
+    as many steps as the first.
 
     Source:
         Lomonaco and Maltoni, CORe50, arXiv:1705.03550: the "cumulative" strategy.

@@ -68,7 +68,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class CostMeter:
     """Counts the costs of training and tests from row to row.
 
-    The same in each process of a group.
+    Each process of a group counts the same.
     """
 
     def __init__(self, device: torch.device, group: ProcessGroup = SINGLE_PROCESS) -> None:
