@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from feature_files import KIND, load_test_stream, one_line, write_released_features
+from feature_files import KIND, load_test_stream, write_released_features
+from one_line_errors import check_error
 from PIL import Image
 from released_layout import write_released
 from torchvision.transforms import functional
 from torchvision.transforms._presets import ImageClassification
 
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.data import decode
 from clear_mlflow.data.features import load_features
 from clear_mlflow.learning.inference.backbones import (
@@ -89,7 +90,7 @@ def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbo
         extract_features(root, tmp_path, backbone, on_image=stop)
     stored = list((tmp_path / "features" / "mine").glob("*/*.npy"))
     assert [path.name for path in stored] == ["000.npy"]
-    assert "not of all images" in one_line(load_extracted, root, tmp_path)
+    check_error(ClearError, "not of all images", load_extracted, root, tmp_path)
     before = stored[0].stat().st_mtime_ns
     (stored[0].parent / "001.0123456789abcdef.part").write_bytes(b"a writer that was killed")
     folder = extract_features(root, tmp_path, backbone)
@@ -116,7 +117,7 @@ def test_features_of_another_decoder_are_not_used(root, folder, tmp_path, backbo
     """
     (folder / "000.npy").unlink()  # whoever reads it fails
     monkeypatch.setattr(decode, "_DECODER", 99)
-    message = one_line(load_extracted, root, tmp_path)
+    message = check_error(ClearError, "", load_extracted, root, tmp_path)
     assert "with this version of Pillow; run 'clear-mlflow data features'" in message
     extract_features(root, tmp_path, backbone)
     assert load_extracted(root, tmp_path).width == 512
@@ -128,16 +129,18 @@ def test_features_of_changed_data_are_not_used(root, tmp_path):
     shutil.copytree(root, changed)
     path = load_test_stream(changed, tmp_path).image_sets[0].paths[0]
     Image.new("RGB", (40, 36), "red").save(path)
-    assert "not of all images" in one_line(load_extracted, changed, tmp_path)
+    check_error(ClearError, "not of all images", load_extracted, changed, tmp_path)
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_name_belongs_to_one_backbone(root, tmp_path, backbone):
     other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
-    assert "used by features with weights" in one_line(extract_features, root, tmp_path, other)
+    taken = "used by features with weights"
+    check_error(ClearError, taken, extract_features, root, tmp_path, other)
     own = write_released(tmp_path / "own")
     write_released_features(own / "train")
-    assert "part of the dataset" in one_line(extract_features, own, tmp_path, backbone, name=KIND)
+    taken = "part of the dataset"
+    check_error(ClearError, taken, extract_features, own, tmp_path, backbone, name=KIND)
 
 
 def _zeros(path):
@@ -166,7 +169,7 @@ def _swap_two_images(path):
 )
 def test_damaged_stored_features_are_reported(root, folder, tmp_path, file, damage):
     damage(folder / file)
-    message = one_line(load_extracted, root, tmp_path)
+    message = check_error(ClearError, "", load_extracted, root, tmp_path)
     assert str(folder) in message
     assert "again" in message
 
@@ -193,14 +196,14 @@ def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
     root = write_released(tmp_path / "data")
     images = load_test_stream(root, tmp_path).image_sets[0]
     images.paths[4].write_bytes(b"no image")
-    assert str(images.paths[4]) in one_line(extract_features, root, tmp_path, backbone)
+    check_error(ClearError, str(images.paths[4]), extract_features, root, tmp_path, backbone)
 
 
 def test_nonfinite_features_are_reported(root, tmp_path, backbone):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4))
     torch.nn.init.constant_(model[1].bias, torch.nan)
     bad = Backbone(model, "resnet18", "sha256:2", TINY)
-    assert "not finite" in one_line(extract_features, root, tmp_path, bad, name="bad")
+    check_error(ClearError, "not finite", extract_features, root, tmp_path, bad, name="bad")
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):

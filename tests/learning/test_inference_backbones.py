@@ -10,14 +10,16 @@ import timm.data
 import torch
 import torchvision
 from commands import run_command
-from feature_files import load_test_stream, one_line
+from feature_files import load_test_stream
 from file_server import Hub, serving
 from huggingface_hub import constants
+from one_line_errors import check_error
 from own_streams import write_years
 from PIL import Image
 from released_layout import write_released
 from safetensors.torch import save
 
+from clear_mlflow.core.errors import ClearError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import load_features
 from clear_mlflow.learning.inference.backbones import (
@@ -147,7 +149,7 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub, monkeypat
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nothing listens there
-    message = one_line(load_backbone, f"timm:{TINY}", "DEFAULT")
+    message = check_error(ClearError, "", load_backbone, f"timm:{TINY}", "DEFAULT")
     assert "the weights of timm:test_vit.r160_in1k cannot be downloaded" in message
     url = "http://127.0.0.1:9/timm/test_vit.r160_in1k/resolve/main/model.safetensors"
     assert f"fetch {url}" in message
@@ -166,12 +168,12 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     ],
 )
 def test_names_that_timm_lacks_are_reported(name, weights, message):
-    assert message in one_line(load_backbone, f"timm:{name}", weights)
+    check_error(ClearError, message, load_backbone, f"timm:{name}", weights)
 
 
 def test_a_missing_timm_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert "pip install timm" in one_line(load_backbone, f"timm:{TINY}", "none")
+    check_error(ClearError, "pip install timm", load_backbone, f"timm:{TINY}", "none")
 
 
 @pytest.mark.slow
@@ -239,7 +241,7 @@ def test_known_weights_have_their_transform(name, tag, transform):
 def test_weights_of_another_model_are_reported(tmp_path, content, message):
     path = tmp_path / "weights.pth"
     torch.save(content(), path)
-    line = one_line(load_backbone, "resnet18", str(path))
+    line = check_error(ClearError, "", load_backbone, "resnet18", str(path))
     assert message in line
     assert str(path) in line
 

@@ -5,22 +5,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
-from clear_mlflow.core.errors import ClearError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.stream import BucketStream
 
 KIND = "moco_b0"
-
-
-def one_line(function, *arguments, **options) -> str:
-    """Return the message of an error of this package, which is one line."""
-    with pytest.raises(ClearError) as caught:
-        function(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def load_test_stream(root: Path, cache_dir: Path, **chosen) -> BucketStream:
