@@ -170,8 +170,7 @@ def evaluate(
         TrackingError: the store cannot be reached, or lacks an experiment.
     """
     from clear_mlflow.api.load import choose_runs
-    from clear_mlflow.api.rescore import copy_foreign_rows, rescore_runs
-    from clear_mlflow.importers import ReadOptions, RowPattern
+    from clear_mlflow.api.rescore import rescore_runs
     from clear_mlflow.metrics import load_metrics
     from clear_mlflow.store.client import open_store
     from clear_mlflow.store.search import tag_project_run
@@ -189,6 +188,9 @@ def evaluate(
     added_metrics = load_metrics(metrics)
     prepare = None
     if rows:
+        from clear_mlflow.api.foreign_rows import copy_foreign_rows
+        from clear_mlflow.importers import ReadOptions, RowPattern
+
         score = Score(rows_score, higher_is_better=not rows_lower_is_better)
         options = ReadOptions(
             scale=rows_scale, future=rows_future, orientation=rows_orientation, score=score

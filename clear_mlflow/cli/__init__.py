@@ -26,7 +26,7 @@ _COMMANDS: Mapping[str, Mapping[str, str]] = {
         "show": "show:show",
         "evaluate": "evaluate:evaluate",
         "compare": "stored_runs:compare",
-        "identify": "stored_runs:identify",
+        "identify": "identify:identify",
         "export": "stored_runs:export",
     },
     "Bring runs into MLflow": {"import": "import_runs:import_runs", "sync": "stored_runs:sync"},

@@ -1,4 +1,4 @@
-"""Commands that work on stored runs: compare, identify, export, open and sync."""
+"""Commands that work on stored runs: compare, export, open and sync."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from clear_mlflow.api.identify import identify as identify_values
-from clear_mlflow.api.identify import is_number
 from clear_mlflow.api.verbs import compare as compare_runs
 from clear_mlflow.api.verbs import export as export_runs
 from clear_mlflow.cli import output
@@ -29,7 +27,6 @@ from clear_mlflow.process.signals import interrupt_on_signal
 if TYPE_CHECKING:
     from clear_mlflow.scoring import ActionResult
 
-_MAX_MATCHES = 8  # printed for each number
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0  # on a busy machine; otherwise about five
 _POLL_SECONDS = 0.25
@@ -62,51 +59,6 @@ def compare(**options: Any) -> None:
     output.print_comparison(compared.comparison)
     click.echo()
     output.print_links(compared.links)
-
-
-@command(
-    identify_values,
-    arguments={"matrix": "FILE|RUN|BUNDLE", "values": "[FILE|RUN|BUNDLE]... VALUE..."},
-    headings={"How a file is read": "format scale future orientation rows"},
-    options=[output.JSON_OPTION],
-    examples=(
-        "clear-mlflow identify RUN_ID 91.04 0.0312",
-        "clear-mlflow identify matrix.csv 6.145 --scale percent --future not-tested",
-        'clear-mlflow identify seed0.csv seed1.csv seed2.csv "66.91 +- 1.20" --scale percent',
-    ),
-)
-def identify(**options: Any) -> None:
-    """Print a table for each number, and the formulas in it."""
-    words = options.pop("values") or ()
-    is_matrix = [not is_number(word) and word[:1] != "-" for word in words]
-    num_matrices = [*is_matrix, False].index(False)
-    options["matrix"] = [options["matrix"], *words[:num_matrices]]
-    results = identify_values(values=words[num_matrices:], **options)
-    if output.wants_json():
-        output.print_json({"numbers": [result.to_dict() for result in results]})
-        return
-    formulas: dict[str, str] = {}
-    for result in results:
-        click.echo(f"{result}")
-        lines = []
-        for match in result.matches[:_MAX_MATCHES]:
-            names = ", ".join(match.names)
-            formulas[names] = match.formula
-            lines.append((names, str(match.step), match.reading, match.number))
-        if lines:
-            output.print_table(("definition", "step", "read as", "value"), lines)
-        if result.matches[_MAX_MATCHES:]:
-            click.echo(f"and {len(result.matches) - _MAX_MATCHES} more; --json lists all")
-        click.echo()
-    for names, formula in formulas.items():
-        output.build_console().print(f"{names}: {formula}", markup=False, highlight=False)
-    click.echo(
-        "\nBy chance: listed matches to expect of a number that has nothing to do with the matrix,"
-        "\nif it is equally likely anywhere within 5 % of the range of all values tried."
-    )
-
-
-identify.context_settings["ignore_unknown_options"] = True  # negative numbers are values
 
 
 @command(

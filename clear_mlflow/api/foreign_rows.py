@@ -1,0 +1,117 @@
+"""Rows that another program logged as artifacts of a run, written as rows of the run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clear_mlflow.api.import_ import build_records
+from clear_mlflow.core.dataset import UNKNOWN
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
+from clear_mlflow.core.record import row_file_name
+from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
+from clear_mlflow.importers import (
+    ReadOptions,
+    RowPattern,
+    combine_rows,
+    load_file,
+    read_row,
+    read_runs,
+)
+from clear_mlflow.store.artifacts import ArtifactFolder
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
+
+
+def copy_foreign_rows(
+    client: MlflowClient, run: Run, pattern: RowPattern, options: ReadOptions
+) -> None:
+    """Convert another program's logged matrix to rows of the run.
+
+    Does nothing if no artifact matches, or if the run has rows that were not imported. Rows that
+    were already stored are kept. Dataset, protocol, split and seed are the run's parameters or tags
+    of these names. Raises RecordError if an artifact cannot be read.
+    """
+    stored_rows = parse_rows(read_row_files(client, run, may_be_missing=None))
+    if any("imported" not in record.extra for record in stored_rows.values()):
+        return
+    paths = pattern.find_rows(_list_matching_artifacts(client, run, pattern))
+    if not paths:
+        return
+    matrix = _read_matrix(client, run, paths, options)
+    labels = {**run.data.params, **run.data.tags}
+    protocol = labels.get("protocol", "")
+    metadata = {
+        "dataset": truncate(labels.get("dataset", ""), 150) or UNKNOWN,
+        "protocol": protocol if protocol in PROTOCOLS else "iid",
+        "split": get_measured_split(labels.get("split", "")),
+        "seed": labels.get("seed", ""),
+    }
+    for record in build_records(matrix, metadata, {"format": "rows", "pattern": pattern.pattern}):
+        name = row_file_name(record.row.row)
+        if name not in stored_rows:
+            store_row(client, run, name, record.to_json().encode())
+
+
+def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
+    folders, num_listed = [""], 0
+    for depth in range(len(pattern.parts)):
+        is_last = depth == len(pattern.parts) - 1
+        if len(folders) > MAX_ARTIFACT_FOLDERS:
+            raise RecordError(
+                f"more than {MAX_ARTIFACT_FOLDERS} folders match {safe_repr(pattern.pattern)}"
+            )
+        matches = []
+        for folder in folders:
+            with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
+                files = client.list_artifacts(run.info.run_id, folder or None)
+            num_listed += len(files)
+            if num_listed > MAX_ARTIFACTS:
+                raise RecordError(f"has more than {MAX_ARTIFACTS} artifacts where rows may be")
+            for file in files:
+                # Only the last part: a path from the store is never followed.
+                name = file.path.rsplit("/", 1)[-1]
+                is_name = name not in ("", ".", "..") and pattern.matches_part(depth, name)
+                if file.is_dir == is_last or not is_name:
+                    continue
+                if is_last and file.file_size is not None and file.file_size > MAX_RESULTS_BYTES:
+                    raise RecordError(
+                        f"{safe_repr(name)} has {file.file_size} bytes, which is too large for rows"
+                    )
+                if "#" in name or "?" in name:  # a request to a server would hang for minutes
+                    raise RecordError(f"{safe_repr(name)} matches; rename it, without # and ?")
+                matches.append(f"{folder}/{name}" if folder else name)
+        folders = matches
+    return folders
+
+
+def _read_matrix(
+    client: MlflowClient, run: Run, paths: Mapping[int | None, str], options: ReadOptions
+) -> AccuracyMatrix:
+    """Download artifacts, and return the accuracy matrix in them.
+
+    paths: by number of trained buckets; the key None means the complete matrix.
+    """
+    rows: dict[int, list[float]] = {}
+    for row, path in paths.items():
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+            parent, _, name = path.rpartition("/")
+            artifact = ArtifactFolder(client, run, parent).fetch_file(name, folder)
+            file = load_file(artifact, options)
+        if row is None:
+            runs = read_runs(file)
+            if len(runs) != 1:
+                raise RecordError(
+                    f"{safe_repr(path)} contains {len(runs)} runs; expected only this run's"
+                )
+            return runs[0].matrix
+        try:
+            rows[row] = read_row(file)
+        except RecordError as error:
+            raise RecordError(f"{safe_repr(file.name, 120)}: {error}") from error
+    return combine_rows(rows, options)
