@@ -47,7 +47,6 @@ from clear_mlflow.sweeps.grid import (
     plan_grid,
 )
 from clear_mlflow.sweeps.local import LocalEngine
-from clear_mlflow.sweeps.parent import close_parent_run, open_parent_run
 from clear_mlflow.sweeps.run import (
     Engine,
     build_engine,
@@ -56,7 +55,7 @@ from clear_mlflow.sweeps.run import (
     read_checked_grid,
     train_runs,
 )
-from clear_mlflow.sweeps.store import SweepStore
+from clear_mlflow.sweeps.store import SweepStore, close_parent_run, open_parent_run
 from clear_mlflow.sweeps.study import (
     COMPLETE,
     Study,

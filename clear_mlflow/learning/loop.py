@@ -37,8 +37,7 @@ from clear_mlflow.learning.strategies import load_strategy, parse_strategy_argum
 from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.training.costs import CountBatch, count_stored_bytes
 from clear_mlflow.learning.training.limits import build_limiter, check_memory
-from clear_mlflow.learning.training.next_batches import PrequentialTests
-from clear_mlflow.learning.training.observers import WithinBucketTests
+from clear_mlflow.learning.training.observers import PrequentialTests, WithinBucketTests
 from clear_mlflow.learning.training.trainer import Trainer
 
 # Images in one step of a test, if they fit into memory. On a CPU, the activations of more images

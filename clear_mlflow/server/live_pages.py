@@ -15,7 +15,7 @@ from mlflow.entities import Run, RunStatus
 
 from clear_mlflow.api.compared import compare_stored_runs
 from clear_mlflow.comparison.page import render_comparison_page
-from clear_mlflow.comparison.page.wording import format_count, shorten
+from clear_mlflow.comparison.page.charts import format_count, shorten
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.wording import build_comparison_name
 from clear_mlflow.core.errors import ClearError

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.environment_variables import MLFLOW_ENABLE_WORKSPACES
 
-from clear_mlflow.comparison.page.wording import format_count, shorten
+from clear_mlflow.comparison.page.charts import format_count, shorten
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.version import __version__

@@ -23,7 +23,7 @@ from clear_mlflow.learning.samples import DecodedStream, FeatureStream, compute_
 from clear_mlflow.learning.session import check, check_stream
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.strategies.replay import Replay
-from clear_mlflow.learning.training.next_batches import PrequentialTests
+from clear_mlflow.learning.training.observers import PrequentialTests
 
 COUNTS = (9, 7, 10, 3)
 ONLINE = {"time_order": "on", "prequential": "0,1,10"}

@@ -5,7 +5,7 @@ import json
 import pytest
 from comparisons import counts, log_run, log_training
 
-from clear_mlflow.api.compared_run import build_compared_run
+from clear_mlflow.api.compared import build_compared_run
 from clear_mlflow.comparison.ranking import get_default_group_by
 from clear_mlflow.store.names import PARAMETERS_TAG
 from clear_mlflow.store.rows import read_records

@@ -13,10 +13,8 @@ from clear_mlflow.comparison.page.charts import (
     build_curve_parts,
     build_matrix_scales,
     build_metric_plots,
-    describe_metric_plots,
-)
-from clear_mlflow.comparison.page.wording import (
     describe_conditions,
+    describe_metric_plots,
     format_count,
     format_interval,
     name_group,

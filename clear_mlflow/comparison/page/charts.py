@@ -1,4 +1,4 @@
-"""The charts of a comparison: metrics with intervals, metrics against cost, learning curves."""
+"""The charts of a comparison, and names and numbers on its page."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.groups import COST, LEVEL, Group, is_equal_cost
-from clear_mlflow.comparison.page.wording import (
-    describe_conditions,
-    format_count,
-    format_interval,
-)
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.score import Score, format_significant
+from clear_mlflow.core.text import one_line
 from clear_mlflow.metrics import is_cost
 from clear_mlflow.report.colours import GROUPS, CellScale, build_cell_scale
 from clear_mlflow.report.page.line_charts import (
@@ -30,11 +26,12 @@ from clear_mlflow.report.page.line_charts import (
     list_round_ticks,
     pad_range,
 )
-from clear_mlflow.statistics import seed_summary
+from clear_mlflow.statistics import Interval, seed_summary
 
 # The most groups whose names fit next to their dots, and whose curves a reader can distinguish.
 _MAX_DOTS, _MAX_CURVES = 24, 8
 _NAME_HEIGHT = 13  # pixels
+_MAX_NAME = 80  # characters
 
 # Returns (T + 1,) values, after each row of the (T + 1, T) cells of a run, or NaN.
 _History = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -324,3 +321,42 @@ def build_matrix_scales(comparison: Comparison) -> list[CellScale]:
     for group in comparison.groups:
         grids[group.conditions_index] += [run.grid for run in group.members]
     return [build_cell_scale(comparison.score, comparable_grids) for comparable_grids in grids]
+
+
+def shorten(name: str, limit: int = _MAX_NAME) -> str:
+    """Shorten an untrusted name in its middle: names end differently."""
+    return one_line(name, limit)
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, such as ``2 runs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def describe_conditions(comparison: Comparison, index: int) -> str:
+    """Return dataset, test set and protocol of test conditions."""
+    conditions = comparison.conditions[index]
+    text = f"{shorten(conditions.name)}, {format_count(len(conditions.buckets), 'bucket')}"
+    noun = "images" if conditions.score.is_accuracy else "instances"
+    if conditions.num_test is not None:
+        text += f", {sum(conditions.num_test):,} {conditions.split} {noun}"
+    if not conditions.score.is_accuracy:
+        text += f", {conditions.score.label}"
+    return f"{text}, protocol {conditions.protocol}, digest {shorten(conditions.digest, 24)}"
+
+
+def name_group(comparison: Comparison, group: Group) -> str:
+    """Return a group's name, with its test set if there are several."""
+    name = group.name
+    if len(comparison.conditions) > 1:
+        conditions = comparison.conditions[group.conditions_index]
+        name += f" [{conditions.protocol}, {conditions.split} set {group.conditions_index + 1}]"
+    return name
+
+
+def format_interval(interval: Interval | None, decimals: int = 4, *, score: Score) -> str:
+    """Return an interval in brackets, "" without one."""
+    if interval is None:
+        return ""
+    number = f"{{:.{decimals}f}}".format if score.is_accuracy else score.number
+    return f"[{number(interval.low)}, {number(interval.high)}]"

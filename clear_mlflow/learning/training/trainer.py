@@ -35,8 +35,12 @@ from clear_mlflow.learning.samples import (
 )
 from clear_mlflow.learning.training.costs import CostMeter
 from clear_mlflow.learning.training.limits import Limiter
-from clear_mlflow.learning.training.next_batches import PrequentialTests
-from clear_mlflow.learning.training.observers import FetchedTensor, LossCurve, WithinBucketTests
+from clear_mlflow.learning.training.observers import (
+    FetchedTensor,
+    LossCurve,
+    PrequentialTests,
+    WithinBucketTests,
+)
 
 _FUSED_DEVICE = "cuda"  # type of the devices on which one kernel updates all weights
 # Smallest scale of the loss in float16: only gradients above 2e9 would overflow at it.
