@@ -118,10 +118,7 @@ class Reservoir(Buffer):
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
 
     def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
-        """Return the ascending indices of the images to keep.
-
-        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
-        """
+        """Return ascending indices of the images to keep, as :meth:`Buffer.select`."""
         priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), generator)])
         kept_indices = np.sort(np.argsort(priorities, kind="stable")[: self.capacity])
         self._priorities = priorities[kept_indices]
@@ -146,10 +143,7 @@ class ClassBalanced(Buffer):
     _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
 
     def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
-        """Return the ascending indices of the images to keep.
-
-        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
-        """
+        """Return ascending indices of the images to keep, as :meth:`Buffer.select`."""
         num_new = np.bincount(labels, minlength=self.num_classes)
         self._num_seen = num_new if self._num_seen is None else self._num_seen + num_new
         priorities = np.concatenate([self._priorities, _draw_uniform(len(labels), generator)])
@@ -218,10 +212,7 @@ class GreedyBalanced(Buffer):
     _classes: tuple[int, ...] = ()  # all classes so far, ascending
 
     def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
-        """Return the ascending indices of the images to keep.
-
-        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
-        """
+        """Return ascending indices of the images to keep, as :meth:`Buffer.select`."""
         arriving = torch.randperm(len(labels), generator=generator).tolist()
         luck = _draw_uniform(len(labels), generator).tolist()
         # Indices of each class's images, counting the buffer's images first, then the bucket's.
@@ -271,10 +262,7 @@ class BiasedReservoir(Buffer):
     _num_seen = 0  # images so far
 
     def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
-        """Return the ascending indices of the images to keep.
-
-        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
-        """
+        """Return ascending indices of the images to keep, as :meth:`Buffer.select`."""
         count, num_buffered, k = len(labels), len(self), self.capacity
         arriving = num_buffered + torch.randperm(count, generator=generator).numpy()
         luck = _draw_uniform(count, generator)
@@ -305,10 +293,7 @@ class AuthorsReservoir(BiasedReservoir):
     """
 
     def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
-        """Return the ascending indices of the images to keep.
-
-        The buffer's images come first, then the bucket's, whose classes are *labels*, (N,).
-        """
+        """Return ascending indices of the images to keep, as :meth:`Buffer.select`."""
         self._num_seen += 1  # buckets
         alpha, is_dynamic = parse_alpha(self.alpha)
         chance = alpha if is_dynamic else alpha / self._num_seen

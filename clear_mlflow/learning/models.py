@@ -275,7 +275,6 @@ def _build_to_check(name: str, *, num_classes: int, image_size: int) -> nn.Modul
 
 
 def _import_torchvision_models() -> Any:
-    """Return the module torchvision.models."""
     # Slower to import than torch, and not needed for heads on features.
     with require_package("torchvision", "a torchvision model"):
         import torchvision.models
@@ -298,7 +297,6 @@ def _check_model_exists(name: str) -> None:
 
 
 def _build_with_random_weights(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build this package's small network, a torchvision model, or a user's."""
     if is_custom_function(name):
         build = import_custom("model", name, "function")
         with report_failure(f"model {name} fails for {num_classes} classes, {image_size} pixels"):
@@ -349,7 +347,6 @@ def parse_hash_prefix(url: str) -> str | None:
 
 
 def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build a model with torchvision's best weights and a new head."""
     download_default_weights(name)  # torchvision would download without a timeout
     model = build_torchvision_model(name, image_size=image_size, weights=DEFAULT_WEIGHTS)
     head_name, head = find_head(model)
@@ -387,7 +384,6 @@ def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bo
 
 
 def _build_small_cnn(num_classes: int) -> nn.Module:
-    """Build three convolutions of 16 to 64 channels, and a head."""
     grid = 4  # pooling to one pixel would learn digits slowly; images need at least 4 pixels
     return nn.Sequential(
         *_build_convolution(3, 16),
@@ -402,7 +398,6 @@ def _build_small_cnn(num_classes: int) -> nn.Module:
 
 
 def _build_convolution(width_in: int, width_out: int) -> tuple[nn.Module, ...]:
-    """Return a 3 x 3 convolution, its batch normalisation and ReLU."""
     return (
         nn.Conv2d(width_in, width_out, 3, padding=1, bias=False),
         nn.BatchNorm2d(width_out),

@@ -149,7 +149,6 @@ def check_devices(dist_env: DistributedEnv, device: str, *, one_each: bool = Fal
 
 
 def _build_gpu_count_error(processes: int, present: int) -> ConfigError:
-    """Return the error of more processes on a machine than GPUs."""
     return ConfigError(
         f"{processes} processes share {present} GPUs, but each process needs one; pass "
         f"processes={present} (with torchrun: --nproc-per-node), or device=cpu"

@@ -293,10 +293,8 @@ def format_accuracies(row: AccuracyRow) -> list[str]:
 
 
 def _format_mean_loss(losses: Collection[float]) -> list[str]:
-    """Return the mean loss as a text, [] without losses."""
     return [f"loss {sum(losses) / len(losses):.3g}"] if losses else []
 
 
 def _format_mean(name: str, fractions: Sequence[float]) -> str:
-    """Return a name and the mean, like ``untrained 10.0 %``."""
     return f"{name} {100 * sum(fractions) / len(fractions):.1f} %"

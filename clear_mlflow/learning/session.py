@@ -96,7 +96,6 @@ def check_parameters(config: TrainConfig, num_processes: int = 1) -> None:
 
 
 def _check_model(config: TrainConfig, smallest: int = 2, num_classes: int | None = None) -> None:
-    """Check the model on images, unless the strategy builds another one."""
     if config.features == NONE and not load_strategy(config.strategy).has_custom_model():
         check_model(
             config.model,
@@ -235,7 +234,6 @@ class StreamTraining:
                     on_message(_build_state(trained, measured.predictions))
 
     def _build_measured_row(self, trained: TrainedBucket) -> Measurement:
-        """Add the requested files to a row."""
         predictions = None
         if (images := self.dataset.evaluation_set) is not None:
             predictions = RowPredictions(
@@ -261,7 +259,6 @@ class StreamTraining:
         return self.config.log_models == "all" or (self.config.log_models == "last" and is_last)
 
     def _load_saved_training(self) -> SavedTraining | None:
-        """Load the state to resume from, the same in all processes."""
         content = self.group.broadcast(None if self.saved is None else self.saved.read_bytes())
         if content is None:
             return None
@@ -275,7 +272,6 @@ class StreamTraining:
         return saved
 
     def _repeat_row(self, saved: SavedTraining, stream: TrainingStream) -> Measurement:
-        """Build the message of the row to resume from."""
         if self.group.rank > 0:
             return Measurement(saved.row)
         model = None
@@ -286,7 +282,6 @@ class StreamTraining:
         return Measurement(saved.row, saved.predictions, model=model)
 
     def _build_model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
-        """Serialize weights, with a description if possible."""
         config = self.config
         tensors = copy_unshared(state)  # weights may be tied
         if load_strategy(config.strategy).has_custom_model():
@@ -324,7 +319,6 @@ class StreamTraining:
 
 
 def _build_state(trained: TrainedBucket, predictions: bytes | None) -> Measurement:
-    """Pack the state after a row, or the reason against it."""
     try:
         return Measurement(state=to_bytes(trained.snapshot(), trained.row, predictions))
     except StateError as error:  # the training continues, but cannot be resumed
@@ -332,7 +326,6 @@ def _build_state(trained: TrainedBucket, predictions: bytes | None) -> Measureme
 
 
 def _list_requirements() -> tuple[str, ...]:
-    """List what the model needs, with versions, in pip's format."""
     versions = {"clear_mlflow": __version__, "torch": torch.__version__}
     if "torchvision" in sys.modules:
         versions["torchvision"] = sys.modules["torchvision"].__version__

@@ -68,7 +68,6 @@ def read_index(root: Path) -> ImageIndex:
 
 
 def _read_split(number: int, index: ImageIndex) -> NDArray[np.bool_] | None:
-    """Return the test images of a stored split, (N,), if any."""
     lists = index.root / files.TRAINING_FOLDER
     folder = lists / _SPLITS / f"split_{number}"
     if not os.path.lexists(folder):

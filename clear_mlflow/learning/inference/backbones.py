@@ -226,7 +226,6 @@ def _download_timm_weights(config: Any, full_name: str) -> Path:
 
 
 def _build_timm_transform(config: Any) -> LibraryTransform:
-    """Wrap timm's evaluation transform of a tag. config: the tag's."""
     from timm.data import create_transform, resolve_data_config
 
     data_config = resolve_data_config(pretrained_cfg=config.to_dict())
@@ -245,7 +244,6 @@ def _build_timm_transform(config: Any) -> LibraryTransform:
 
 
 def _hash_weights(path: Path) -> str:
-    """Return ``sha256:`` and a weights file's hash, else raise DataError."""
     try:
         return f"sha256:{hash_file(path)}"
     except OSError as error:

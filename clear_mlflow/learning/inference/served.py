@@ -92,7 +92,6 @@ class ServedModel:
         return torch.tensor([name not in allowed for name in names], device=self._device)
 
     def _load_batch(self, inputs: Any) -> Tensor:
-        """Return vectors, or decoded and normalized center crops, on the model's device."""
         if self._description.width:
             return torch.from_numpy(inputs).to(self._device)
         view = build_augmentation(self._description.augment, self._description.image_size)
@@ -110,7 +109,6 @@ class ServedModel:
 
 
 def _read_image_column(model_input: Any) -> Sequence[bytes]:
-    """Return the column of encoded images, else raise RecordError."""
     if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
         raise RecordError(
             f"got a {type(model_input).__name__}; expected a table with a column "

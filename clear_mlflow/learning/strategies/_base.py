@@ -329,7 +329,6 @@ def _list_names(code: CodeType | None) -> set[str]:
 
 
 def _get_generator_state(generator: Any) -> Any:
-    """Return a random generator's state: tensor, numbers or texts."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -352,7 +351,6 @@ def _set_generator_state(generator: Any, state: Any) -> None:
 
 
 def _move_to_device(value: Any, device: torch.device) -> Any:
-    """Move tensors in a value to a device, also nested ones."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, (list, tuple)):

@@ -88,5 +88,4 @@ class Cwr(Strategy):
         self._num_seen = self._num_seen + counts
 
     def _count_images_by_class(self, bucket_index: int) -> NDArray[np.int64]:
-        """Return (classes,), the number of the bucket's training images in each class."""
         return np.bincount(self.stream.labels(bucket_index), minlength=self.stream.num_classes)

@@ -68,7 +68,6 @@ class Derpp(RehearsalStrategy):
         self._recording = False
 
     def _count_extra_bytes(self) -> int:
-        """Return the number of bytes of an image's logits."""
         return 4 * self.stream.num_classes
 
     def load_training_set(self, bucket_index: int) -> Samples:

@@ -228,7 +228,6 @@ def count_stored_bytes(strategy: Any, bucket_index: int) -> int | None:
 
 
 def _count_bytes(value: Any) -> int:
-    """Return the bytes of tensors and arrays, 8 per other number."""
     if isinstance(value, (Tensor, np.ndarray)):
         return int(value.nbytes)
     if isinstance(value, Mapping):

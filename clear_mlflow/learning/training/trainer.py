@@ -235,7 +235,6 @@ class Trainer:
                     weight.grad.nan_to_num_(0.0, 0.0, 0.0)
 
     def _set_learning_rate(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
-        """Set the learning rate of all weights and curve points."""
         self.curve.lr = lr
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -251,7 +250,6 @@ class Trainer:
             )
 
     def _warn_about_main_memory(self, samples: Samples, bucket_index: int) -> None:
-        """Warn once that a bucket does not fit on the device."""
         if not self._has_warned:
             warn(
                 f"the training images of bucket {self._bucket_keys[bucket_index]} take "
@@ -261,7 +259,6 @@ class Trainer:
         self._has_warned = True
 
     def _wrap_model(self) -> None:
-        """Wrap the model for all processes, and compile it if requested."""
         self._trained = _list_trained(self._model)  # DDP waits for their gradients
         self._wrapped_model = self._group.wrap_ddp(self._model)
         # For full batches, and for those of all images of a bucket, whose sizes differ.
@@ -327,7 +324,6 @@ def create_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _list_trained(model: nn.Module) -> list[nn.Parameter]:
-    """Return all weights that are not frozen, in the model's order."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
