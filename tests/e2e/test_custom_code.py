@@ -6,11 +6,14 @@ import pytest
 from forked import environment, run_forked, run_python
 from mlflow import MlflowClient
 from mlflow_stores import copy_store
+from stored_runs import read_stored_rows
 
 pytestmark = pytest.mark.slow
 
 NETS = """
 import os
+import random
+import numpy as np
 import torch
 from torch import nn
 from clear_mlflow.learning.strategies import Strategy
@@ -43,9 +46,29 @@ class Own(Strategy):
         return nn.functional.multi_margin_loss(logits, labels)
 
 
+class Silent(Strategy):
+    def setup(self):
+        self.steps, self.draws = 0, []
+
+
 class Late(Strategy):
     def after_bucket(self, bucket_index):
         self.steps = bucket_index
+        if bucket_index == 3 and "STOP" in os.environ:
+            raise SystemExit(3)
+
+
+class Draws(Strategy):
+    state_attributes = ("python", "numpy", "total")
+
+    def setup(self):
+        self.python, self.numpy = random.Random(0), np.random.default_rng(0)
+        self.total = np.float32(0)
+
+    def after_bucket(self, bucket_index):
+        self.total += np.float32(self.python.random() + self.numpy.random())
+        with torch.no_grad():
+            next(self.model.parameters()).mul_(float(self.total) / (bucket_index + 1))
         if bucket_index == 3 and "STOP" in os.environ:
             raise SystemExit(3)
 """
@@ -71,6 +94,10 @@ def find_last_run(folder):
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     return client, client.search_runs(ids, order_by=["attributes.start_time DESC"])[0]
+
+
+def read_correct(stored):
+    return [row["correct"] for row in read_stored_rows(stored).values()]
 
 
 def test_what_a_strategy_replaces_is_not_recorded_as_passed(folder):
@@ -110,6 +137,30 @@ def test_a_custom_model_is_trained_stored_and_loaded(folder):
     # Its training state is gone: the run is complete. What it names is not imported even so.
     _, errors = run(folder, "train", "--resume", stored.info.run_id, code=2)
     assert errors.strip().endswith("pass --model nets:Small if you know it")
+
+
+def test_a_custom_model_and_generators_continue_after_a_stop(folder):
+    """The resumed run, which needs both names, has the rows of one that was not stopped."""
+    options = ("--strategy", "nets:Draws", "--model", "nets:Small", "--epochs", "1")
+    run(folder, "train", *options)
+    expected = read_correct(find_last_run(folder)[1])
+    run(folder, "train", *options, code=1, STOP="1")
+    client, stopped = find_last_run(folder)
+    assert read_correct(stopped) == expected[:4]
+    resume = ("train", "--resume", stopped.info.run_id)
+    _, errors = run(folder, *resume, *options[:2], code=2)
+    assert errors.strip().endswith("pass --model nets:Small if you know it")
+    run(folder, *resume, *options[:4])
+    assert read_correct(client.get_run(stopped.info.run_id)) == expected
+
+
+def test_missing_state_is_an_error_before_the_first_row(folder):
+    for options in (ON_FEATURES, (*ON_FEATURES, "--seeds", "0,1"), (*ON_FEATURES, "--offline")):
+        _, errors = run(folder, "train", "--strategy", "nets:Silent", *options, code=2)
+        assert "strategy Silent sets draws, steps; name each in the class's state_attr" in errors
+        assert "temporary_attributes, or pass --resumable off" in errors
+        assert read_stored_rows(find_last_run(folder)[1]) == {}
+    run(folder, "train", "--strategy", "nets:Silent", *ON_FEATURES, "--resumable", "off")
 
 
 def test_the_reason_of_a_missing_state_is_repeated_at_the_resume(folder):
