@@ -139,6 +139,7 @@ def run_sweep(
     retries: int,
     group_by: str | Sequence[str],
     rank_by: str,
+    regret: bool = False,
     **engine_options: Any,
 ) -> tuple[SweepResult, StoppingSignals]:
     """Train and compare the runs of a grid, like :func:`clear_mlflow.sweep`.
@@ -153,6 +154,12 @@ def run_sweep(
             f"retries is {retries}; expected a whole number of at least 0", parameter="retries"
         )
     study, checked_grid = _read_sweep(grid, engine_options["engine"])
+    if regret and study is None:
+        raise ConfigError(
+            "regret is on, but the grid lacks the sections tune and test; pass a study, or leave "
+            "it out",
+            parameter="regret",
+        )
     engine = build_engine(checked_grid, **engine_options)
     set_up_mlflow()
     client = preflight(experiment=experiment)
@@ -195,6 +202,7 @@ def run_sweep(
                 checked_grid,
                 train,
                 engine=engine_options["engine"],
+                with_regret=regret,
             )
     return result, signals
 
@@ -233,6 +241,7 @@ def _run_study(
     train: Callable[..., SweepResult],
     *,
     engine: str,
+    with_regret: bool,
 ) -> SweepResult:
     """Train the tuning runs, choose, and only then train the test runs.
 
@@ -274,7 +283,7 @@ def _run_study(
     if any(run.state == NOT_DONE for run in tested.runs) or tested.comparison is None:
         return result
     grids = [
-        _plan_checked(study, study.test, choice.list_tested(with_regret=study.regret), engine)
+        _plan_checked(study, study.test, choice.list_tested(with_regret=with_regret), engine)
         for choice in choices
     ]
     hashes = {run.config_hash for run in test_grid.runs}

@@ -274,6 +274,7 @@ def sweep(
     retries: int = 2,
     group_by: str | Sequence[str] = "auto",
     rank_by: str = "auto",
+    regret: bool = False,
     offline: bool | str | Path = False,
 ) -> SweepResult:
     """Train a grid's unfinished runs as child runs, and compare all.
@@ -298,6 +299,8 @@ def sweep(
             and the parameters that the grid varies, except seeds.
         rank_by: metric that methods are ranked by and tested for differences. auto:
             ``clear/challenge_score`` where it is defined.
+        regret: of a study, also train everything that was tried on the test stream, and report how
+            much better the best is there than what was chosen.
         offline: record offline; see :func:`clear_mlflow.track`.
 
     Returns:
@@ -321,6 +324,7 @@ def sweep(
         retries=retries,
         group_by=group_by,
         rank_by=rank_by,
+        regret=regret,
         engine=engine,
         jobs=jobs,
         address=address,

@@ -33,7 +33,7 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
         "What to train": "grid",
         "Run": "experiment run_name tag offline",
         WORK: "engine jobs address cpus gpus retries dry_run",
-        COMPARISON: "group_by rank_by",
+        COMPARISON: "group_by rank_by regret",
     },
     examples=(
         "clear-mlflow sweep examples/sweep.yaml",
@@ -76,7 +76,7 @@ def sweep(
         from clear_mlflow.api.sweep import plan_sweep, run_sweep
 
     if dry_run:
-        for name in ("retries", "group_by", "rank_by"):
+        for name in ("retries", "group_by", "rank_by", "regret"):
             del options[name]
         planned, plan = plan_sweep(grid, **options)
         if output.wants_json():

@@ -22,7 +22,6 @@ from clear_mlflow.core.matrix import AccuracyMatrix, get_divided_split, get_meas
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.untrusted import MAX_RUNS
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.learning.parameters.values import OFF
 from clear_mlflow.sweeps.grid import (
     Grid,
     SweepRun,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from clear_mlflow.comparison.result import Comparison
 
 COMPLETE, FIRST, PAST = "complete", "first", "past"
-_SECTIONS = ("tune", "test", "fixed", "search", "select_on", "regret", "methods")
+_SECTIONS = ("tune", "test", "fixed", "search", "select_on", "methods")
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class Study:
     metric: str  # or "auto"
     select_on: str
     methods: tuple[Method, ...]
-    regret: bool = False  # True to train all that was tried on the test stream, too
 
     @property
     def num_tuning_runs(self) -> int:
@@ -125,12 +123,9 @@ def read_study(grid: Path | Mapping[str, Any]) -> Study | None:
             raise ConfigError(
                 f"select_on is {safe_repr(select_on)}; expected {COMPLETE}, {FIRST} or {PAST}"
             )
-        regret = content.get("regret", OFF)
-        if regret not in (OFF, "on"):
-            raise ConfigError(f"regret is {safe_repr(regret)}; expected on or off")
         fixed = read_lists(content["fixed"], "fixed") if content.get("fixed") else {}
         methods = _read_methods(content.get("methods"), fixed, {*tune, *test}, num_draws, seed)
-        study = Study(text, tune, test, metric, select_on, methods, regret == "on")
+        study = Study(text, tune, test, metric, select_on, methods)
         for method in methods:  # an invalid run is an error before anything is trained
             study.plan(tune, method.draws)
             study.plan(test, [*method.draws, method.defaults])

@@ -33,17 +33,16 @@ def test_a_study_tunes_then_tests_and_continues(store, experiment_id, short_stre
         "tune": {"dataset": "digits-writers", "seed": [0]},
         "test": {**short_stream, "seed": [0, 1]},
         "fixed": FIXED,
-        "regret": "on",
         "methods": [NAIVE, NCM],
     }
     path.write_text(yaml.safe_dump(content))
     output = run_command("sweep", path, "--dry-run")
     assert "3 runs, of which 3 would be started" in output
-    process = start_sweep(path)
+    process = start_sweep(path, "--regret")
     wait_for_a_row(store, experiment_id, process)
     process.kill()
     finish(process)
-    result = clear_mlflow.sweep(path, experiment="test")
+    result = clear_mlflow.sweep(path, experiment="test", regret=True)
     assert result.is_complete, result.problems
     # Tuning: 2 and 1; chosen: 2 methods, 2 seeds; untuned: naive's other rate and its default.
     assert len(result.runs) == 3 + 4 + 4
@@ -70,7 +69,7 @@ def test_a_study_tunes_then_tests_and_continues(store, experiment_id, short_stre
     report = json.loads((artifact_folder(parents[result.run_id]) / names.STUDY_JSON).read_text())
     assert report == result.study.to_dict()
     assert all(names.TUNED_ON not in store.get_run(r.run_id).data.tags for r in result.runs[7:])
-    again = clear_mlflow.sweep(path, experiment="test")
+    again = clear_mlflow.sweep(path, experiment="test", regret=True)
     assert again.counts == {"done before": 11}
     assert again.study == result.study
     assert (again.run_id, read_parents(store, experiment_id).keys()) == (
@@ -133,3 +132,7 @@ def test_failures_are_one_line_and_nothing_is_tested(store, experiment_id, short
     assert "error: nothing was chosen: 1 of 1 tuning runs are not done, such as" in output
     trained = store.search_runs([experiment_id], "params.dataset = 'digits'")
     assert trained == []
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("grid: {seed: [0]}")
+    output = run_command("sweep", grid, "--regret", code=2)
+    assert "--regret is on, but the grid lacks the sections tune and test" in output

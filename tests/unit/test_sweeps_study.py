@@ -260,17 +260,10 @@ def test_each_method_gets_the_same_number_of_different_draws():
         ({"test": {"split": "validation"}}, "test has split='validation', which measures on val"),
         ({"tune": None}, "tune is "),
         ({"test": {}}, "test is empty; expected parameters"),
-        ({"regret": "yes"}, "regret is 'yes'; expected on or off"),
     ],
 )
 def test_errors_are_one_line(content, part):
     check_error(ConfigError, part, read_study, {**STUDY, **content})
-
-
-@pytest.mark.parametrize(("regret", "expected"), [(True, True), ("on", True), (False, False)])
-def test_regret_is_a_line_of_the_file(regret, expected):
-    assert read_study({**STUDY, "regret": regret}).regret is expected
-    assert not read_study(STUDY).regret
 
 
 def test_methods_with_one_strategy_have_different_names():
