@@ -59,10 +59,10 @@ def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """
     if not paths:
         folder = find_offline_folder() or Path("offline_runs")
-        offline = list_offline_folders(folder)
-        if not offline and any(folder.glob(f"*/{HEADER_JSON}")):
+        folders = list_offline_folders(folder)
+        if not folders and any(folder.glob(f"*/{HEADER_JSON}")):
             raise TrackingError(f"{folder} contains runs, but lacks its {HEADER}; copy it again")
-        return offline, select_folders(None)
+        return folders, select_folders(None)
     offline: list[Path] = []
     waiting: list[Path] = []
     for path in paths:

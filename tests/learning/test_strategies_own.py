@@ -1,6 +1,7 @@
 """Custom strategies, such as the one in examples/."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,8 @@ class Loop(Naive):
 
     def learn(self, bucket_index, trainer):
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.config.lr)
-        for batch in self.load_training_set(bucket_index):
+        batches: Any = self.load_training_set(bucket_index)
+        for batch in batches:
             self.compute_loss(self.model, batch).backward()
             optimizer.step()
 

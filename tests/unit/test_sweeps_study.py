@@ -241,7 +241,7 @@ def test_each_method_gets_the_same_number_of_different_draws():
     [
         (
             {"nope": 1},
-            "has a section 'nope'; expected tune, test, fixed, search, select_on, regret, methods",
+            "has a section 'nope'; expected tune, test, fixed, search, select_on, methods",
         ),
         ({"search": {"drawn": 3}}, "search has 'drawn'; expected draws, seed, metric"),
         ({"search": {"draws": 0}}, "search: draws is '0'; expected an integer from 1"),
