@@ -56,11 +56,10 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
     def before_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """Log the row of tests since the last training, if any.
 
-        Starts to measure training time.
-
-        Before the first experience this is row 0. Experiences that were not tested are NaN. Raises
-        ConfigError if the numbers of training and test experiences differ, if an experience is
-        trained again, or if the joined run has a row of another experience in its place.
+        Starts to measure training time. Before the first experience this is row 0. Experiences that
+        were not tested are NaN. Raises ConfigError if the numbers of training and test experiences
+        differ, if an experience is trained again, or if the joined run has a row of another
+        experience in its place.
         """
         experience = strategy.experience.logging()
         # An online stream splits each experience of another stream into parts.

@@ -160,10 +160,9 @@ class ComparedRuns:
     def to_latex(self, metrics: str | Sequence[str] | None = None) -> str:
         """Return the leaderboard as a LaTeX table for booktabs.
 
-        Cells are mean ± standard deviation.
-
-        Fractions are in percent, and arrows show the better direction. Bold is a mean that is
-        significantly better than all others. metrics: see :meth:`leaderboard`.
+        Cells are mean ± standard deviation. Fractions are in percent, and arrows show the better
+        direction. Bold is a mean that is significantly better than all others. metrics: see
+        :meth:`leaderboard`.
         """
         return format_latex(self.comparison, metrics)
 

@@ -87,13 +87,11 @@ class _StoredImport:
 def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
     """Store each matrix in files or folders as an MLflow run.
 
-    Its metrics are logged as well.
-
-    Yields what was done with each run and each file without a run. An error in a file is in its
-    result and does not stop the others. A matrix that the experiment has, from any file, is not
-    imported again unless ``again``, or with another explicit strategy, seed, dataset, protocol or
-    split. The runs of bundles are copied as they are; an option other than ``experiment`` is
-    an error in their results.
+    Its metrics are logged as well. Yields what was done with each run and each file without a run.
+    An error in a file is in its result and does not stop the others. A matrix that the experiment
+    has, from any file, is not imported again unless ``again``, or with another explicit strategy,
+    seed, dataset, protocol or split. The runs of bundles are copied as they are; an option other
+    than ``experiment`` is an error in their results.
 
     Raises:
         ConfigError: ``same_data_as``, ``num_instances`` or ``metrics`` is not valid.

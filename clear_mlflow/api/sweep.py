@@ -350,11 +350,9 @@ def train_and_compare(
 ) -> SweepResult:
     """Train the open runs of a grid, and compare all.
 
-    Stores the result.
-
-    Prints a line to standard error when a run starts or ends. The parent run is opened, and closed
-    with the comparison. If an error is raised, it is FAILED. See :func:`clear_mlflow.sweep` for the
-    other options.
+    Stores the result. Prints a line to standard error when a run starts or ends. The parent run is
+    opened, and closed with the comparison. If an error is raised, it is FAILED. See
+    :func:`clear_mlflow.sweep` for the other options.
 
     grid: its runs have their states in the store. rank_by_name: what the user wrote as rank_by, for
     messages. engine: trains the runs; the caller has entered

@@ -198,11 +198,10 @@ def _build_argument(
 def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> None:
     """Merge an argument and the option of the same name.
 
-    The result is in values[name].
-
-    If the argument can be repeated, the values of both become a tuple, or None without any; but a
-    single value of a parameter annotated as ``Runs`` stays a string. Of any other argument, the
-    result is the parameter's default if neither was passed, and both are a ConfigError.
+    The result is in values[name]. If the argument can be repeated, the values of both become a
+    tuple, or None without any; but a single value of a parameter annotated as ``Runs`` stays a
+    string. Of any other argument, the result is the parameter's default if neither was passed, and
+    both are a ConfigError.
     """
     name = parameter.name
     argument, option = values.pop(f"{name}_argument"), values.get(name)

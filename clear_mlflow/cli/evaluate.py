@@ -45,9 +45,7 @@ _MAX_LISTED = 50
 def evaluate(**options: Any) -> None:
     """Score runs one by one, and print what was done.
 
-    After Ctrl-C, prints the runs so far.
-
-    Exits with code 2 if a run has a problem.
+    After Ctrl-C, prints the runs so far. Exits with code 2 if a run has a problem.
     """
     from rich.console import Console
     from rich.progress import Progress, TextColumn

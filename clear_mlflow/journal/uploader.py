@@ -100,10 +100,9 @@ class Uploader:
     def wait_until_stored(self, seconds: float = _WAIT_SECONDS) -> None:
         """Wait until all is uploaded, at most *seconds*.
 
-        Returns at once while uploads fail.
-
-        After the time limit, it prints a warning, and later calls return at once until an upload
-        has succeeded. Raises LeaseLostError if another process has taken over the run.
+        Returns at once while uploads fail. After the time limit, it prints a warning, and later
+        calls return at once until an upload has succeeded. Raises LeaseLostError if another process
+        has taken over the run.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._queue or self.is_failing, seconds)
@@ -186,12 +185,10 @@ class Uploader:
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
         """Upload what an earlier process left, and yield each stored file.
 
-        The file is deleted before.
-
-        Acquires the run's lease, and releases it only if this fails. Leaves out the file with the
-        run's final status. Deletes and yields, without uploading them, metrics that scoring
-        computes, and curve values and tests within buckets that the run has already. A file that
-        the store rejects is kept, and the error is raised at the end.
+        The file is deleted before. Acquires the run's lease, and releases it only if this fails.
+        Leaves out the file with the run's final status. Deletes and yields, without uploading them,
+        metrics that scoring computes, and curve values and tests within buckets that the run has
+        already. A file that the store rejects is kept, and the error is raised at the end.
 
         Raises RecordError if a row is damaged or rows that the run once had are missing, and
         RowConflictError if a row is stored with other numbers; later files are kept, too.
@@ -325,11 +322,10 @@ class Uploader:
 def upload_left_folders(client: MlflowClient, run: Run) -> None:
     """Upload what earlier processes on this machine left of a run.
 
-    Deletes their folders.
-
-    Does nothing without such folders. Does not set the final status of the run. Releases the run's
-    lease afterwards, since another process may continue the run. Raises FolderLockedError if one of
-    these processes is still alive, and the errors of :meth:`Uploader.upload_folder`.
+    Deletes their folders. Does nothing without such folders. Does not set the final status of the
+    run. Releases the run's lease afterwards, since another process may continue the run. Raises
+    FolderLockedError if one of these processes is still alive, and the errors of
+    :meth:`Uploader.upload_folder`.
     """
     run_id = run.info.run_id
     for path in find_run_folders(run_id):
@@ -412,10 +408,9 @@ def is_permanent_error(error: ClearError) -> bool:
 def read_exit_wait() -> float:
     """Return for how many seconds a training waits for its store.
 
-    That is at its end, for a store that does not respond.
-
-    From the environment variable CLEAR_MLFLOW_EXIT_WAIT, by default 60. Raises TrackingError if it
-    is not a number from 0 to 86,400.
+    That is at its end, for a store that does not respond. From the environment variable
+    CLEAR_MLFLOW_EXIT_WAIT, by default 60. Raises TrackingError if it is not a number from 0 to
+    86,400.
     """
     value = os.environ.get(EXIT_WAIT_VARIABLE, "")
     try:

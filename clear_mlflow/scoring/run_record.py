@@ -280,9 +280,7 @@ def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeM
 def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
     """Return sizes in bytes of a run's test files by name.
 
-    None is an unknown size.
-
-    Raises RecordError if one has more than 1 MiB.
+    None is an unknown size. Raises RecordError if one has more than 1 MiB.
     """
     return ArtifactFolder(client, run, ANYTIME_FOLDER).list_numbered(
         parse_anytime_file_name, MAX_ROW_BYTES

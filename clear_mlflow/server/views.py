@@ -85,11 +85,9 @@ class PageCache:
 def add_pages(app: Flask, *, has_accounts: bool) -> None:
     """Add the routes of the pages to MLflow's Flask app.
 
-    Call it before the app's first request.
-
-    The routes are ``/clear/``, ``/clear/compare``, ``/clear/run`` and ``/clear/run/state``. Does
-    nothing on a server that serves only artifacts. With *has_accounts*, users of MLflow's
-    basic-auth app may open the pages.
+    Call it before the app's first request. The routes are ``/clear/``, ``/clear/compare``,
+    ``/clear/run`` and ``/clear/run/state``. Does nothing on a server that serves only artifacts.
+    With *has_accounts*, users of MLflow's basic-auth app may open the pages.
     """
     if not serves_runs():
         return

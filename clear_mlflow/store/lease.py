@@ -247,10 +247,8 @@ def is_being_trained(client: MlflowClient, run: Run) -> bool:
 def is_in_use(run: Run) -> bool:
     """Return True if a process may be training into a run.
 
-    Never waits.
-
-    A process on another machine counts if it has renewed its lease within three minutes, by the
-    clocks of both machines.
+    Never waits. A process on another machine counts if it has renewed its lease within three
+    minutes, by the clocks of both machines.
     """
     lease = _read_lease(run)
     if lease is None or not _has_trainer(run):

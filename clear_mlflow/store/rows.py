@@ -128,9 +128,8 @@ def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
 def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
     """Return the size of each row file in row order.
 
-    Maps file names to bytes, or None if unknown.
-
-    Raises RecordError if a row file is too large, or missing although the run's tags name it.
+    Maps file names to bytes, or None if unknown. Raises RecordError if a row file is too large, or
+    missing although the run's tags name it.
     """
     sizes = ArtifactFolder(client, run, ROWS_FOLDER).list_numbered(parse_row_index, MAX_ROW_BYTES)
     _check_for_missing_rows(run, sizes)

@@ -282,10 +282,9 @@ class RunCopier:
     ) -> tuple[int, str]:
         """Log what a copy lacks: histories, parameters, tags and scores.
 
-        Repeating it changes nothing.
-
-        Returns the time of the latest metric value, or the start time if that is later, and a
-        problem or "". The scores of a new copy are logged in the same request.
+        Repeating it changes nothing. Returns the time of the latest metric value, or the start time
+        if that is later, and a problem or "". The scores of a new copy are logged in the same
+        request.
         """
         client, run = self._client, source.run
         last_time: int = run.info.start_time
@@ -425,12 +424,10 @@ class RunCopier:
     def _close(self, source: RunSource, result: ActionResult) -> ActionResult:
         """Delete all copies of a run but one, which gets its parent.
 
-        Returns the result for it.
-
-        Two machines may each create a copy. Each searches after its own is complete, so one of them
-        sees both. The complete copy with the smallest run id is kept, so that both decide the same.
-        Another machine may have deleted the parent meanwhile, as a duplicate, and the process that
-        made the copy may have been killed before it noticed.
+        Returns the result for it. Two machines may each create a copy. Each searches after its own
+        is complete, so one of them sees both. The complete copy with the smallest run id is kept,
+        so that both decide the same. Another machine may have deleted the parent meanwhile, as a
+        duplicate, and the process that made the copy may have been killed before it noticed.
         """
         client = self._client
         experiment_id = self._get_experiment_id(source)

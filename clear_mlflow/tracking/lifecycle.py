@@ -158,11 +158,9 @@ def open_run(
 ) -> str:
     """Start a new run, or the run that MLFLOW_RUN_ID names.
 
-    Returns its id.
-
-    Makes it MLflow's active run and acquires its lease, the right of this process to write to it.
-    Waits up to three minutes if a process on another machine may have the lease of an existing run.
-    Raises TrackingError if another process is training into it.
+    Returns its id. Makes it MLflow's active run and acquires its lease, the right of this process
+    to write to it. Waits up to three minutes if a process on another machine may have the lease of
+    an existing run. Raises TrackingError if another process is training into it.
 
     name: name of a new run, or of one whose name MLflow generated. check: called with the run that
     MLFLOW_RUN_ID names, before it is changed; raises if the run must not be used. run_type:

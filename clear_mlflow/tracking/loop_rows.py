@@ -70,10 +70,8 @@ def _build_evaluation_set(
 ) -> EvaluationSet:
     """Build the evaluation set of all buckets.
 
-    Without *ids*, images are named by their index.
-
-    The content hash of an image is a hash of its bucket and name, because its file is not known.
-    Raises ConfigError if an argument is invalid.
+    Without *ids*, images are named by their index. The content hash of an image is a hash of its
+    bucket and name, because its file is not known. Raises ConfigError if an argument is invalid.
     """
     bucket_labels = [
         _parse_labels(f"test_labels of bucket {key!r}", values)

@@ -203,9 +203,7 @@ class RunRecorder:
     def write_file(self, path: str, content: bytes) -> None:
         """Write an artifact to disk, to be uploaded.
 
-        If the disk is full, tries another one.
-
-        Raises TrackingError if no disk can be written.
+        If the disk is full, tries another one. Raises TrackingError if no disk can be written.
         """
         self._append(path, lambda folder: folder.append(path, content))
 
@@ -243,9 +241,7 @@ class RunRecorder:
     def write_test(self, test: AnytimeRow) -> None:
         """Write a test within a bucket, and wait until it is stored.
 
-        Waits up to 5 seconds.
-
-        Raises the errors of :meth:`write_row`.
+        Waits up to 5 seconds. Raises the errors of :meth:`write_row`.
         """
         path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         self.write_file(path, test.to_json(utc_now()).encode())

@@ -76,11 +76,9 @@ def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Iterator[ActionResult]:
     """Copy the runs of offline folders to the tracking store.
 
-    Yields a result for each run.
-
-    An offline folder is an MLflow store on local disk, recorded without a server. The folders are
-    not deleted. One that cannot be read yields a single result with the error. Raises TrackingError
-    if the store cannot be reached.
+    Yields a result for each run. An offline folder is an MLflow store on local disk, recorded
+    without a server. The folders are not deleted. One that cannot be read yields a single result
+    with the error. Raises TrackingError if the store cannot be reached.
 
     experiment: name of the experiment of all copies, or None; see :class:`RunCopier`.
     """

@@ -283,10 +283,8 @@ def open_training_run(
 ) -> str:
     """Start a new run, or the one that MLFLOW_RUN_ID names.
 
-    Returns its id.
-
-    Raises TrackingError if the run contains rows already, or another process is training into it.
-    Makes the run active and waits like :func:`open_run`.
+    Returns its id. Raises TrackingError if the run contains rows already, or another process is
+    training into it. Makes the run active and waits like :func:`open_run`.
 
     run_name: name of a new run; None for a name made of the parameters.
     """
