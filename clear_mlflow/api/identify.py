@@ -158,8 +158,8 @@ def identify(
         scale: unit of the accuracies. auto: as the file defines it.
         future: meaning of zeros above the diagonal: tested with accuracy 0, or not tested. auto:
             as the file defines it.
-        orientation: rows if each row is the test after one bucket, columns if each column is. auto:
-            as the file shows it.
+        orientation: whether each row or each column is the test after one bucket. auto: as the
+            file shows it.
         rows: regular expression that finds the rows in the lines of a log: its one group is the
             list of accuracies.
         num_instances: numbers of test images of the buckets, separated by commas, or one for all.

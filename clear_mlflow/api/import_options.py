@@ -24,19 +24,19 @@ class ImportOptions:
         experiment: experiment that gets the runs; created if it does not exist. None means the
             experiment of MLFLOW_EXPERIMENT_NAME, else Default.
         name: name of the runs. auto: the file's name.
-        again: import a matrix that the experiment already contains once more, as a new run.
+        again: import a matrix again, as a new run, if the experiment already contains it.
         format: format of the files. auto: detected from each file.
         scale: unit of the accuracies. auto: defined by the format or proven by averages in the
             file, else fractions; a value above 1 is an error.
         score: what the numbers are: accuracy, or another score, for example rmse.
         lower_is_better: state that smaller values of the score are better.
-        initial: first-row if the first row is the test of the untrained model. auto: only a row
-            that the file marks as such.
+        initial: row that is the test of the untrained model. first-row: the first one. auto: the
+            row that the file marks as such, if any.
         future: meaning of zeros above the diagonal: tested with accuracy 0, or not tested. auto:
             defined by the format; otherwise they are an error.
-        orientation: rows if each row is the test after one bucket, columns if each column is. auto:
-            what the file shows by names, zeros, empty cells or averages; else an error. rows also
-            accepts the log of a run that stopped early.
+        orientation: whether each row or each column is the test after one bucket. auto: as names,
+            zeros, empty cells or averages in the file show; otherwise an error. rows also accepts
+            the log of a run that stopped early.
         columns: columns that are buckets, in the order of the stream, by name or, in a table
             without names, by number from 1. auto: all except epoch, avg, mean, std and the like.
         row_labels: what to do with the first column. use: it labels and orders the rows. ignore:
@@ -54,7 +54,7 @@ class ImportOptions:
             and numbers of test images.
         strategy: strategy, to group runs by. auto: as in the file.
         seed: seed of the runs. auto: as in the file.
-        protocol: streaming if each bucket was tested on its own training data.
+        protocol: how buckets were tested. streaming: each on its own training data.
         split: images that were tested on. Runs on validation images are compared separately.
         metrics: families of metrics to log (docs/metrics.md). auto: the default families.
     """

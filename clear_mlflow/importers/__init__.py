@@ -131,7 +131,7 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
     except RecordError as error:
         raise type(error)(f"{name} (read as {file_format.name}): {error}") from error
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        raise ConfigError(f"{name}: {error}", parameter=error.parameter) from error
 
 
 def find_skipped_files(names: Sequence[str]) -> dict[str, str]:

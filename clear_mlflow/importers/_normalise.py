@@ -117,7 +117,7 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     ):
         raise ConfigError(
             f"same_data_as names a run on the buckets {safe_repr(other.buckets)} with "
-            f"{safe_repr(other.num_instances)} test images, but other ones arrived",
+            f"{safe_repr(other.num_instances)} test images; the file has other buckets or numbers",
             parameter="same_data_as",
         )
     if matrix.num_rows == 0 and matrix.initial is None:

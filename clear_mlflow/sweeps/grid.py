@@ -157,7 +157,10 @@ def sweep_errors(grid: Path | Mapping[str, Any]) -> Iterator[None]:
     except ConfigError as error:
         raise ConfigError(f"the sweep {path}: {error}") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"the sweep {path} is not YAML: {' '.join(str(error).split())}") from None
+        problem = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+            problem = f"{error.problem} in line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"the sweep {path} is not YAML: {problem}") from None
 
 
 def plan_grid(text: str, content: Any) -> Grid:

@@ -346,6 +346,13 @@ def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
     assert missing.exists()
 
 
+@pytest.mark.parametrize("content", [b"", b"text", lzma.compress(b"text")])
+def test_a_file_that_is_no_archive_cannot_be_read(tmp_path, content):
+    path = tmp_path / "x.tar.xz"
+    path.write_bytes(content)
+    check_error(RecordError, f"the bundle '{path}' cannot be read: ", clear_mlflow.load, path)
+
+
 @pytest.mark.slow
 @given(content=st.binary(max_size=2000), is_packed=st.booleans())
 def test_an_invalid_archive_is_a_one_line_error(tmp_path_factory, content, is_packed):

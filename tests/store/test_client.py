@@ -7,7 +7,7 @@ from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_TIMEOUT,
 )
 
-from clear_mlflow.store.client import set_up_mlflow
+from clear_mlflow.store.client import open_store, set_up_mlflow
 
 LIMITS = {
     MLFLOW_HTTP_REQUEST_MAX_RETRIES: 3,
@@ -16,13 +16,14 @@ LIMITS = {
 }
 
 
+@pytest.mark.parametrize("set_up", [set_up_mlflow, open_store])
 @pytest.mark.parametrize("user_limits", [{}, {MLFLOW_HTTP_REQUEST_TIMEOUT: 5}])
-def test_calls_to_a_dead_server_fail_within_seconds(monkeypatch, user_limits):
+def test_calls_to_a_dead_server_fail_within_seconds(monkeypatch, user_limits, set_up):
     """MLflow's own limits are minutes. Those of the user are kept."""
     for variable in LIMITS:
         monkeypatch.setenv(variable.name, "0")  # so that the variable is restored
         monkeypatch.delenv(variable.name)
     for variable, limit in user_limits.items():
         monkeypatch.setenv(variable.name, str(limit))
-    set_up_mlflow()
+    set_up()
     assert {variable: variable.get() for variable in LIMITS} == {**LIMITS, **user_limits}

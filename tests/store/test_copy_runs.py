@@ -172,6 +172,16 @@ def test_a_row_with_other_numbers_is_not_replaced(store, target, changes):
     assert describe_run(MlflowClient(target), copied.run_id) == before
 
 
+def test_a_row_that_a_copy_lacks_is_copied_again(store, target, experiment_id):
+    run_id = store_finished_run(store, experiment_id)
+    (copied,) = copy_all(store.tracking_uri, target)
+    (rows_folder(MlflowClient(target).get_run(copied.run_id)) / "row_002.json").unlink()
+    store.set_tag(run_id, "changed", "yes")
+    (again,) = copy_all(store.tracking_uri, target)
+    assert (again.action, again.run_id) == (UPDATED, copied.run_id)
+    check_equal(store, run_id, target, copied.run_id)
+
+
 @pytest.mark.parametrize("last_write", ["log_batch", "set_terminated"])
 def test_a_copy_is_completed_after_a_kill_at_its_end(store, target, experiment_id, last_write):
     run_id = store_finished_run(store, experiment_id)

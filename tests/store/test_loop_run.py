@@ -730,6 +730,24 @@ with clear_mlflow.track(buckets=1, num_instances=10) as run:
 """
 
 
+OPENED_BY_A_CHILD = """
+import os, clear_mlflow
+run = clear_mlflow.track(buckets=1, num_instances=10)
+if not os.fork():
+    with run:
+        run.log_counts(0, [1])
+        run.log_counts(1, [5])
+    os._exit(0)
+assert os.wait()[1] == 0
+"""
+
+
+def test_a_run_belongs_to_the_process_that_opens_it(store, experiment_id, tmp_path):
+    done = run_script(tmp_path, OPENED_BY_A_CHILD)
+    assert done.returncode == 0, done.stderr
+    assert only_run(store, experiment_id).info.status == "FINISHED"
+
+
 def test_a_forked_child_is_rejected(store, experiment_id, tmp_path):
     done = run_script(tmp_path, FORKS)
     assert done.returncode == 0, done.stderr

@@ -184,7 +184,7 @@ def test_a_missing_package_is_a_line_that_says_how_to_install_it(
     ("arguments", "expected"),
     [
         (["sweep", "none.yaml"], "cannot read the sweep none.yaml: No such file or directory"),
-        (["sweep", "bad.yaml"], 'is not YAML: while parsing a flow mapping in "<unicode string>"'),
+        (["sweep", "bad.yaml"], "is not YAML: expected ',' or '}', but got '<scalar>' in line 2, "),
         (["train", "--config", "none.json"], "configuration none.json: No such file or directory;"),
     ],
 )

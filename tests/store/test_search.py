@@ -17,7 +17,9 @@ def test_a_search_returns_each_run_once_while_others_start(store, experiment_id,
     }
     scored, comparison, deleted = list(made)[:3]
     store.set_tag(scored, names.SCORED_TAG, "d")
-    store.set_tag(comparison, names.KIND_TAG, names.KIND_COMPARE)
+    store.set_tag(comparison, names.KIND_TAG, "compare")
+    for entry_point in ("evaluate", "ensemble", "resume", "sweep"):
+        store.create_run(experiment_id, tags={names.KIND_TAG: entry_point})
     store.delete_run(deleted)
     run_ids = [run.info.run_id for run in select_runs(store, experiment="test")]
     assert sorted(run_ids) == sorted(set(made) - {comparison, deleted})

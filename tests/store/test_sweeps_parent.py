@@ -54,6 +54,11 @@ def sweep(store, experiment_id, grid_file):
     return lambda client=store: run_sweep(grid, client, experiment_id)
 
 
+def test_a_sweep_ends_with_the_link_of_its_comparison(sweep):
+    compared = sweep().compared
+    assert compared.links[0] == f"open     clear-mlflow open {compared.run_id}"
+
+
 @pytest.mark.slow
 def test_a_deleted_comparison_is_made_again(store, sweep):
     first = sweep()

@@ -30,6 +30,7 @@ from clear_mlflow.tracking.resume import (
     resolve_resume_parameters,
     take_over,
 )
+from clear_mlflow.tracking.tracked_training import end_complete_run
 
 __all__ = ["interrupted", "short_stream"]
 IN_TRAINING = "another process trains into run"
@@ -228,3 +229,10 @@ def test_a_stored_row_of_other_images_is_not_a_rounding_difference(interrupted, 
     other = structs.replace(row, num_instances=(row.num_instances[0] + 1, *row.num_instances[1:]))
     with pytest.raises(TrackingError, match=r"row 2 of run .* not the same test images"):
         point.find_stored_row(other)
+
+
+def test_a_run_that_has_ended_is_not_ended_again(store, trained_runs, tmp_path):
+    run = trained_runs["ncm", 0]
+    result = end_complete_run(store, read_resume_point(store, run.info.run_id, tmp_path))
+    assert result.links[0].endswith("contains all of its rows; there is nothing to resume")
+    assert store.get_run(run.info.run_id).info.end_time == run.info.end_time

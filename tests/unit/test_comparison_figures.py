@@ -1,6 +1,7 @@
 """Figures of comparisons: axes, bands, the Pareto front, and texts that fit."""
 
 import re
+from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
 
@@ -11,7 +12,7 @@ from comparisons import build_cost_runs as cost_runs
 from comparisons import build_seed_runs as seeds_of
 
 from clear_mlflow.comparison.figures import plot_history, render_figures
-from clear_mlflow.comparison.page import render_comparison_page
+from clear_mlflow.comparison.page import charts, render_comparison_page
 
 
 @pytest.mark.slow
@@ -35,6 +36,25 @@ def test_figures_are_pictures():
         curves = re.findall(r'<(?:path class="(?:line|band|reach)"|circle)[^>]*>', content.decode())
         assert len(curves) > 4
         assert all(curve in page for curve in curves if "h26" not in curve)
+
+
+def test_the_pages_for_a_paper_are_as_wide_as_its_text():
+    content = dict(render_figures(compare(seeds_of("naive", 120, [0]))))["paper.pdf"]
+    widths = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", content)
+    assert float(widths[0]) == 6.5 * 72  # points in an inch; a small matrix is narrower
+    assert len(widths) == 2
+
+
+def test_costs_and_metrics_without_a_dot_have_no_interval_plots(monkeypatch):
+    monkeypatch.setattr(charts, "_MAX_DOTS", 1)
+    name = "renate/forgetting"
+    replay = cost_runs("replay", 180, 1900)  # the leader does not define it
+    replay = [replace(r, summary={n: v for n, v in r.summary.items() if n != name}) for r in replay]
+    comparison = compare_costs(cost_runs("naive", 120, 1000), replay)
+    assert name in comparison.metrics
+    titles = [plot["title"] for plot in charts.build_metric_plots(comparison)]
+    excluded = {name, *(n for n in comparison.metrics if n.startswith("cost/"))}
+    assert titles == [n for n in comparison.metrics if n not in excluded]
 
 
 @pytest.mark.parametrize("width", [1.5, 3.3, 6.5])

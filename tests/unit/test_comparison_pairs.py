@@ -257,6 +257,7 @@ def test_a_seed_that_diverged_is_a_result() -> None:
     (verdict,) = verdicts(comparison)
     assert "3 shared seeds; 2 of 5 seeds of naive diverged and have no value" in verdict.sentence
     assert sum("diverged" in warning for warning in comparison.warnings) == 2
+    assert sum(comparison.runs_frame["diverged"]) == 1  # the other one has no row
     page = render_comparison_page(comparison, title="t", footer="f")
     assert ">3, 2 diverged</td>" in page
     assert "3, 2 diverged" in print_text(comparison)

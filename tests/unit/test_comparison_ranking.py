@@ -339,6 +339,24 @@ def test_another_name_of_the_same_dataset_is_called_that(other, message):
     assert "They differ in dataset (clear10 and photos)." in compare(unknown).warnings[0]
 
 
+@pytest.mark.parametrize(("split", "is_warned"), [("test", True), ("validation", False)])
+def test_values_that_were_chosen_on_test_images_are_a_warning(split, is_warned):
+    runs = [
+        compared_run(
+            f"naive {lr}",
+            counts(level, seed),
+            seed=seed,
+            split=split,
+            labels={"strategy": "naive", "lr": lr},
+        )
+        for lr, level in (("0.1", 150), ("0.2", 170))
+        for seed in range(2)
+    ]
+    runs = [dataclasses.replace(run, tuned=frozenset({"lr"})) for run in runs]
+    warnings = " ".join(compare(runs, ("strategy", "lr")).warnings)
+    assert ("2 groups differ only in lr and were measured on test images" in warnings) == is_warned
+
+
 def test_equal_cost_selects_the_most_runs():
     naive, replay = cost_runs("naive", 120, 1000), cost_runs("replay", 180, 1005)
     derpp, old = cost_runs("derpp", 190, 2800), cost_runs("si", 110, None)

@@ -261,7 +261,13 @@ def test_an_ambiguous_file_is_an_error_that_names_the_option(content, advice):
 
 def test_reading_options_that_a_format_contradicts_are_rejected():
     avalanche = ("e.csv", files.avalanche_csv(SQUARE))
-    check_error(ConfigError, "leave orientation out", read, *avalanche, orientation="columns")
+    for name, value in (
+        *(("orientation", "columns"), ("initial", "first-row"), ("scale", "percent")),
+        ("score", Score("rmse", higher_is_better=False)),
+    ):
+        with pytest.raises(ConfigError, match=f"; leave {name} out") as error:
+            read(*avalanche, **{name: value})
+        assert error.value.parameter == name
     message = "columns is '1,x', but the file lacks the column 'x'; choose from '1,2,3'"
     check_error(ConfigError, message, read, "a.csv", CSV, columns=("1", "x"))
 
@@ -318,6 +324,8 @@ def test_each_line_of_mammoth_is_a_run():
     assert [run.metadata["seed"] for run in two] == ["0", "1"]
     parameters = {"strategy": "derpp", "dataset": "seq-cifar10", "model": "resnet18"}
     assert two[0].metadata == {**parameters, "seed": "0"}
+    (run,) = importers.read_runs(result_file("logs.pyd", files.mammoth_line(PAST_ONLY, seed=None)))
+    assert "seed" not in run.metadata
 
 
 def test_a_mammoth_line_is_never_evaluated(tmp_path, monkeypatch):

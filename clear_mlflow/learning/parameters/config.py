@@ -129,10 +129,9 @@ class TrainConfig:
         DATA,
         parse_split,
         python_type="int | str",
-        help="Images that are tested on under protocol iid. auto: the test set; without one, the "
-        "released layout is an error, and others use split 0. N: 30 % of each bucket's training "
-        "images, drawn with seed N. validation or validation:N: a tenth of the training images of "
-        "auto or of split N.",
+        help="Images to test on with protocol iid. auto: the test set; without one, split 0, or an "
+        "error for the released layout. N: 30 % of each bucket's training images, drawn with seed "
+        "N. validation: a tenth of the training images; validation:N: a tenth of split N's.",
     )
     scenario: str = declare_option(
         DATA,
