@@ -118,14 +118,23 @@ class Group:
 
     @cached_property
     def is_deterministic(self) -> bool:
-        """True if several seeds have the same matrix: they change nothing."""
+        """True if several runs have the same matrix: they are one result."""
         return len(self.counted) > 1 and len({run.grid.tobytes() for run in self.counted}) == 1
+
+    @cached_property
+    def num_seeds(self) -> int:
+        """Number of different known seeds. Copies of one run are not several seeds."""
+        return len({run.seed for run in self.counted} - {None})
+
+    @property
+    def is_constant(self) -> bool:
+        """True if enough seeds have the same matrix to say that seeds change nothing."""
+        return self.is_deterministic and self.num_seeds >= MIN_SEEDS
 
     def has_seeds(self, metric: str | None) -> bool:
         """Return True if a metric can be tested over seeds."""
         summary = self.metrics.get(metric or "")
-        number = 0 if summary is None else summary.n
-        return (len(self.counted) if number and self.is_deterministic else number) >= MIN_SEEDS
+        return summary is not None and (self.is_constant or summary.n >= MIN_SEEDS)
 
     @property
     def results(self) -> tuple[ComparedRun, ...]:

@@ -279,7 +279,7 @@ def _compare_over_seeds(a: Group, b: Group, pair: Pair) -> Pair | None:
     whose seeds all have one matrix is a constant, which the seeds of the other are tested against.
     """
     values_a, values_b = a.list_values(pair.metric), b.list_values(pair.metric)
-    constants = [group for group in (a, b) if _is_constant(group)]
+    constants = [group for group in (a, b) if group.is_constant]
     if len(constants) == 1:
         # The constant next to each seed of the other: with that, the paired test has one sample.
         if a in constants:
@@ -319,10 +319,6 @@ def _compare_over_seeds(a: Group, b: Group, pair: Pair) -> Pair | None:
         seeds=seeds,
         min_seeds=min(map(len, values)),
     )
-
-
-def _is_constant(group: Group) -> bool:
-    return group.is_deterministic and len(group.counted) >= MIN_SEEDS
 
 
 def _describe_cost(a: Group, b: Group, pair: Pair) -> Iterator[str]:

@@ -318,7 +318,13 @@ def _warn_about_group(group: Group) -> Iterator[str]:
             f"{format_run(lost_run)} diverged before its first row. It counts as a seed, but has "
             "no value in any mean."
         )
-    if group.is_deterministic:
+    if group.is_deterministic and group.num_seeds < len(group.counted):
+        yield (
+            f"All {len(group.counted)} runs of {group.name} have the same matrix, and they have "
+            f"{group.num_seeds} different known seeds. They are one result, like a single run; if "
+            "they are copies of one run, delete the others."
+        )
+    elif group.is_deterministic:
         yield (
             f"All {len(group.counted)} seeds of {group.name} have the same matrix: its training "
             "does not depend on the seed. They are one result, like a single run, without an "

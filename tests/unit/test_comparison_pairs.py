@@ -296,6 +296,17 @@ def test_a_method_without_randomness_is_one_result(name: str, copies: int) -> No
     assert compare([*same, *other]).pairs == ()
 
 
+@pytest.mark.parametrize("seeds", [(None,) * 3, (0, None, None), (0, 1, None, None)])
+def test_copies_of_one_run_are_not_several_seeds(seeds):
+    """Such as files without a seed that were imported several times."""
+    copies = [compared_run("imported", counts(150, 0), seed=seed) for seed in seeds]
+    copies = [dataclasses.replace(run, run_id=f"{i}") for i, run in enumerate(copies)]
+    comparison = compare([*runs("replay", 90, range(3)), *copies])
+    assert comparison.pairs == ()
+    number = len({*seeds} - {None})
+    assert f"and they have {number} different known seeds" in " ".join(comparison.warnings)
+
+
 @pytest.mark.parametrize("seeds", [range(3), range(1, 7), (None,) * 4])
 @pytest.mark.parametrize("level", [140, 160])
 def test_seeds_are_tested_against_a_method_without_randomness(seeds, level):
