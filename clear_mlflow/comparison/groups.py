@@ -123,12 +123,12 @@ class Group:
 
     @cached_property
     def num_seeds(self) -> int:
-        """Number of different known seeds. Copies of one run are not several seeds."""
+        """Number of different known seeds: runs without one may be copies."""
         return len({run.seed for run in self.counted} - {None})
 
     @property
     def is_constant(self) -> bool:
-        """True if enough seeds have the same matrix to say that seeds change nothing."""
+        """True if enough seeds have the same matrix to be a constant."""
         return self.is_deterministic and self.num_seeds >= MIN_SEEDS
 
     def has_seeds(self, metric: str | None) -> bool:
