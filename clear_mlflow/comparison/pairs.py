@@ -34,9 +34,8 @@ from clear_mlflow.comparison.wording import (
 )
 from clear_mlflow.core.score import format_significant
 from clear_mlflow.metrics import (
-    PREQUENTIAL_METRICS,
-    SCRATCH_METRICS,
-    WITHIN_BUCKET_METRICS,
+    EXTRA_METRICS,
+    WITHIN_BUCKET,
     Metric,
     Predictions,
     is_cost,
@@ -86,10 +85,9 @@ def compare_groups(
             elif a.k == b.k:
                 image_tests[pair] = bootstrap.test(a, b)
         intervals = {i: bootstrap.intervals(run) for i, run in by_group.items()}
-    metrics: list[Metric] = [*ranked.definitions]
-    if len(list_test_intervals(ranked)) < 2:  # minima over different intervals are not comparable
-        metrics += WITHIN_BUCKET_METRICS
-    metrics += (*PREQUENTIAL_METRICS, *SCRATCH_METRICS)
+    # Minima over different intervals are not comparable.
+    excluded = WITHIN_BUCKET if len(list_test_intervals(ranked)) > 1 else None
+    metrics = [m for m in (*ranked.definitions, *EXTRA_METRICS) if m.needs != excluded]
     ranking_metric = [metric for metric in metrics if metric.name == ranked.ranked_by]
     pairs = compare_pairs(ranked, ranking_metric, image_tests, margin=ranked.margin)
     names = {*ranked.headline_metrics} - {ranked.ranked_by, COST}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb
 
@@ -24,10 +24,8 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import (
+    EXTRA_METRICS,
     METRICS,
-    PREQUENTIAL_METRICS,
-    SCRATCH_METRICS,
-    WITHIN_BUCKET_METRICS,
     Metric,
     adapt_metrics,
 )
@@ -59,7 +57,7 @@ def rank_groups(
     against each other. Raises ConfigError if an option does not fit the runs.
     """
     metrics = adapt_metrics(metrics, get_common_score(runs))
-    definitions = (*metrics, *WITHIN_BUCKET_METRICS, *PREQUENTIAL_METRICS, *SCRATCH_METRICS)
+    definitions = (*metrics, *EXTRA_METRICS)
     groups, conditions, notes = group_runs(runs, group_by, without_rows)
     defined = {name for group in groups for name in group.metrics}
     names = tuple(metric.name for metric in definitions if metric.name in defined)
@@ -76,19 +74,8 @@ def rank_groups(
             "set the attribute lower_is_better of the function",
             parameter="rank_by",
         )
-    has_new_classes = any(run.params.get("scenario", "domain") != "domain" for run in runs)
-    priorities = {
-        metric.name: 0 if has_new_classes and not metric.ranks_new_classes else metric.rank_priority
-        for metric in definitions
-        if metric.name in defined
-        and metric.rank_priority is not None
-        and metric.higher_is_better is not None
-    }
-    ranked_by = rank_by or max(
-        priorities,
-        key=lambda name: (sum(name in group.metrics for group in groups), priorities[name]),
-        default=None,
-    )
+    counts = Counter(name for group in groups for name in group.metrics)
+    ranked_by = rank_by or choose_ranking_metric(definitions, counts, runs)
     sign = -1 if directions.get(ranked_by or "", True) else 1
 
     def get_rank(group: Group) -> tuple[int, bool, float]:
@@ -126,6 +113,24 @@ def rank_groups(
         ),
         warnings=tuple(notes),
     )
+
+
+def choose_ranking_metric(
+    metrics: Sequence[Metric], counts: Mapping[str, int], runs: Iterable[ComparedRun]
+) -> str | None:
+    """Return the metric with the highest count, then priority, or None.
+
+    counts: by name, how many groups or runs define a metric. runs: those that are ranked.
+    """
+    has_new_classes = any(run.params.get("scenario", "domain") != "domain" for run in runs)
+    priorities = {
+        metric.name: 0 if has_new_classes and not metric.ranks_new_classes else metric.rank_priority
+        for metric in metrics
+        if counts.get(metric.name)
+        and metric.rank_priority is not None
+        and metric.higher_is_better is not None
+    }
+    return max(priorities, key=lambda name: (counts[name], priorities[name]), default=None)
 
 
 def _plan_pairs(

@@ -20,10 +20,8 @@ from clear_mlflow.core.text import truncate_apart
 from clear_mlflow.metrics import (
     COST_METRICS,
     DROP_PARTS,
+    EXTRA_METRICS,
     METRICS,
-    PREQUENTIAL_METRICS,
-    SCRATCH_METRICS,
-    WITHIN_BUCKET_METRICS,
     Metric,
     adapt_metrics,
     convert_to_days,
@@ -254,12 +252,7 @@ class Comparison:
 
         Returns True for None, and for a metric that the comparison lacks.
         """
-        definitions = (
-            *self.definitions,
-            *WITHIN_BUCKET_METRICS,
-            *PREQUENTIAL_METRICS,
-            *SCRATCH_METRICS,
-        )
+        definitions = (*self.definitions, *EXTRA_METRICS)
         return next((m.higher_is_better for m in definitions if m.name == metric), True)
 
     def list_runs_to_bootstrap(self) -> list[ComparedRun]:

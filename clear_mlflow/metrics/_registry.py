@@ -66,6 +66,8 @@ PREDICTION_METRICS = tuple(m for m in _DECLARED if m.needs == PREDICTIONS)
 WITHIN_BUCKET_METRICS = tuple(m for m in _DECLARED if m.needs == WITHIN_BUCKET)
 PREQUENTIAL_METRICS = tuple(m for m in _DECLARED if m.needs == PREQUENTIAL)
 SCRATCH_METRICS = tuple(m for m in _DECLARED if m.needs == SCRATCH)
+# Of other inputs than the matrix, which comparisons add to the requested metrics.
+EXTRA_METRICS = (*WITHIN_BUCKET_METRICS, *PREQUENTIAL_METRICS, *SCRATCH_METRICS)
 COST_METRICS = tuple(m for m in _DECLARED if m.needs == COSTS)
 _CHOOSABLE = tuple(m for m in _DECLARED if m.needs in (MATRIX, COSTS))
 # Families that a user can choose, the default ones first.
@@ -129,8 +131,7 @@ def lacks_future_tests(matrix: AccuracyMatrix) -> bool:
 @lru_cache(maxsize=8)
 def get_built_in_metrics(score: Score) -> Mapping[str, Metric]:
     """Return all built-in metrics of a score by name."""
-    others = (*PREDICTION_METRICS, *WITHIN_BUCKET_METRICS, *PREQUENTIAL_METRICS)
-    metrics = (*adapt_metrics(ALL_METRICS, score), *others, *SCRATCH_METRICS)
+    metrics = (*adapt_metrics(ALL_METRICS, score), *PREDICTION_METRICS, *EXTRA_METRICS)
     return MappingProxyType({metric.name: metric for metric in metrics})
 
 

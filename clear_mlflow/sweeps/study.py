@@ -361,21 +361,16 @@ def _select_values(select_on: str, comparison: Comparison, run: ComparedRun) -> 
 def _find_metric(
     study: Study, comparison: Comparison, values: Iterable[Mapping[str, float]]
 ) -> str:
+    from clear_mlflow.comparison.ranking import choose_ranking_metric  # late: it loads pandas
+
     counts = Counter(name for run_values in values for name in run_values)
-    if study.metric == AUTO and study.select_on == COMPLETE:
-        return str(comparison.ranked_by)
+    metric = study.metric if study.metric in counts else None
     if study.metric == AUTO:
-        priorities = {
-            metric.name: (counts[metric.name], metric.rank_priority)
-            for metric in comparison.definitions
-            if metric.name in counts
-            and metric.rank_priority is not None
-            and metric.higher_is_better is not None
-        }
-        if priorities:
-            return max(priorities, key=lambda name: priorities[name])
-    elif study.metric in counts:
-        return study.metric
+        metric = comparison.ranked_by
+        if study.select_on != COMPLETE:
+            metric = choose_ranking_metric(comparison.definitions, counts, comparison.runs)
+    if metric is not None:
+        return metric
     raise ConfigError(
         f"metric of search is {safe_repr(study.metric)}, which no tuning run defines for "
         f"select_on={study.select_on}; there are {', '.join(sorted(counts)) or 'none'}"

@@ -310,3 +310,19 @@ def test_a_file_without_sections_of_a_study_is_a_grid(tmp_path):
     path.write_text("tune: {dataset: digits}")
     with pytest.raises(ConfigError, match=r"study\.yaml: test is None; expected parameters"):
         read_study(path)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "metric"),
+    [("domain", "clear/challenge_score"), ("class", "renate/average_accuracy")],
+)
+def test_a_part_of_new_classes_is_chosen_by_a_metric_for_them(scenario, metric):
+    """As a comparison ranks complete runs."""
+    methods = [{"strategy": "naive", "lr": LRS}]
+    study = read_study({**STUDY, "methods": methods, "select_on": "past", "search": {}})
+    runs, trained, comparison = train_stub(
+        study, study.tune, list_draws(study), [[0.1] * 4] + [[0.5] * 4] * 4
+    )
+    for run in comparison.runs:
+        run.params["scenario"] = scenario
+    assert choose(study, comparison, runs, trained)[1] == metric
