@@ -409,3 +409,28 @@ def test_the_same_run_is_the_same_archive(store, experiment_id, tmp_path):
     with pytest.raises(RecordError, match="contains no rows"):
         clear_mlflow.export(store.create_run(experiment_id).info.run_id, tmp_path / "none")
     assert sorted(path.name for path in Path(tmp_path).glob("*.xz")) == ["1.tar.xz", "2.tar.xz"]
+
+
+@pytest.mark.parametrize("name", ["run", "run.tar.xz"])
+@pytest.mark.parametrize("files", [0, 3])
+def test_an_interrupted_export_leaves_no_part(
+    store, experiment_id, tmp_path, monkeypatch, name, files
+):
+    """Whatever exists under the name of a bundle is a complete one."""
+    run_id = stored_run(store, experiment_id).info.run_id
+    written = []
+
+    def interrupt(_, entry, *__):
+        written.append(entry)
+        if len(written) > files:
+            assert not (tmp_path / name).exists()
+            raise KeyboardInterrupt
+
+    if name == "run":
+        monkeypatch.setattr(bundle_module.RunFolder, "append", interrupt)
+    else:
+        monkeypatch.setattr(tarfile.TarFile, "addfile", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        clear_mlflow.export(run_id, tmp_path / name)
+    assert len(written) == files + 1
+    assert not (tmp_path / name).exists()
