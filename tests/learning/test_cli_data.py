@@ -54,6 +54,12 @@ def test_a_damaged_image_is_reported_with_a_fitting_remedy(tmp_path, cache):
     assert (progress, error[:7]) == ("hashing images", "error: ")
 
 
+def test_a_check_of_nothing_asks_for_a_dataset():
+    result = CliRunner().invoke(main, ["data", "check"])
+    assert result.exit_code == 2
+    assert result.output == "error: expected a dataset's folder, or --dataset\n"
+
+
 def test_a_name_belongs_to_one_precision(tmp_path):
     stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
     extraction = Extraction("mine", "resnet18", "random:0", "made up")

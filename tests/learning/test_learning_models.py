@@ -55,6 +55,15 @@ def test_an_unsupported_image_size_is_an_error_with_a_supported_one(name, side, 
     assert re.search(rf"{name} cannot take images of {side} .*{advice}", line)
 
 
+def test_only_transformers_need_the_size_of_their_default_weights():
+    line = check_error(
+        ConfigError, "", check_weights, "vit_b_16", "DEFAULT", image_size=64, num_classes=3
+    )
+    assert "weights of vit_b_16 are for 224 pixels; pass image_size=224" in line
+    for name, side in (("vit_b_16", 224), ("resnet18", 64), ("resnet18", 224)):
+        check_weights(name, "DEFAULT", image_size=side, num_classes=3)
+
+
 def test_a_batch_too_small_for_batch_normalisation_is_rejected():
     """ResNet-18 reduces 32 pixels to one, which cannot be normalised for one image."""
     with pytest.raises(ConfigError, match="batch of 1 at 32 pixels"):

@@ -230,6 +230,12 @@ def test_of_very_many_buckets_some_are_shown():
     assert "100 rows and columns of 250 buckets" in text
 
 
+@pytest.mark.parametrize("protocol", ["iid", "streaming"])
+def test_the_page_says_what_streaming_tests(protocol):
+    text = render_run_page(build_report(counts=THREE, rows={"protocol": protocol}))
+    assert ("Protocol streaming: each bucket" in text) == (protocol == "streaming")
+
+
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_run_with_its_first_row_has_a_page(row):
     assert "of 3 buckets trained" in render_run_page(build_report(counts={row: THREE[row]}))

@@ -88,6 +88,7 @@ def test_bucket_names_without_an_order_need_one(tmp_path):
     assert [bucket.key for bucket in stream.buckets] == ["spring", "autumn"]
     for order, message in (
         ("spring:autumn:autum", "bucket 'autum' is not in the data"),
+        ("spring", "bucket 'autumn' is only in the data"),
         ("spring:autumn:spring", "twice"),
     ):
         check_error(DataError, message, load, tmp_path / "photos", order=order)

@@ -108,8 +108,8 @@ def parse_stream_rate(text: str) -> str:
 def _normalise_amount(text: str) -> str:
     """Return a budget or rate with its number in one form.
 
-    >>> _normalise_amount("naive:1.0"), _normalise_amount("50000000.0"), _normalise_amount("2e+15")
-    ('naive:1', '5e7', '2e15')
+    >>> [_normalise_amount(text) for text in ("naive:1.0", "5000.0", "50000", "2e+15")]
+    ['naive:1', '5000', '5e4', '2e15']
     """
     unit, colon, amount = text.rpartition(":")
     exact = Decimal(amount).normalize()
