@@ -42,6 +42,7 @@ from safetensors.torch import load
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.data.decode import DecodedImages, iter_decoded
 from clear_mlflow.data.features import StoredFeatures
@@ -455,7 +456,10 @@ class Photos:
             contents=tuple(f"{number:064x}" for number in range(len(rows))),
         )
         keys = tuple(str(b + 1) for b in range(options.buckets))
-        self.stream = BucketStream("random", tuple(learning.CLASSES), keys, images, "sha256:0")
+        class_names = tuple(learning.CLASSES)
+        self.stream = BucketStream(
+            DatasetDescription(name="random", buckets=keys, class_names=class_names), images
+        )
 
     def load(self, images: ImageTable, resize: object) -> DecodedImages:
         """Return images like a cache of decoded photos."""

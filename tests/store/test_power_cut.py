@@ -67,16 +67,19 @@ def cuts(request, store, tmp_path, own_cache, monkeypatch):
     """
     folders = [tmp_path / "artifacts", own_cache]
     late = getattr(request, "param", "early") == "late"
+    stored = set()  # a state's name is there before it is flushed
 
     def wait_for_state(row):
         if row > 0 and not late:
             name = f"after_{row - 1:03}.json"
+            until(lambda: row - 1 in stored)
             until(lambda: [file.name for file in folders[0].rglob("after_*.json")] == [name])
 
     def wait_for_row(client, run_id, manifest, content):
         if late:
             until(lambda: list(own_cache.rglob(f"row_{manifest.row + 1:03}.json")))
         store_state(client, run_id, manifest, content)
+        stored.add(manifest.row)
 
     counting = Counting(training(SETTINGS, STREAM), wait_for_state)
     with (
