@@ -26,6 +26,7 @@ import clear_mlflow
 import clear_mlflow.api.bundle as bundle_module
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.journal.run_folder import RunFolder
 from clear_mlflow.store import names
 
 
@@ -427,7 +428,7 @@ def test_an_interrupted_export_leaves_no_part(
             raise KeyboardInterrupt
 
     if name == "run":
-        monkeypatch.setattr(bundle_module.RunFolder, "append", interrupt)
+        monkeypatch.setattr(RunFolder, "append", interrupt)
     else:
         monkeypatch.setattr(tarfile.TarFile, "addfile", interrupt)
     with pytest.raises(KeyboardInterrupt):

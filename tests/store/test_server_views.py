@@ -4,9 +4,10 @@ import threading
 
 import pytest
 from flask import Flask
+from mlflow.server.constants import ARTIFACTS_DESTINATION_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
 from stored_runs import stored_run
 
-from clear_mlflow.server.request_store import RequestError
+from clear_mlflow.server.request_store import RequestError, hide_addresses
 from clear_mlflow.server.views import PageCache, add_pages
 from clear_mlflow.store import names
 
@@ -96,3 +97,12 @@ def test_runs_of_an_experiment_are_compared(store, experiment_id, browser):
     assert list_compared(filter="tags.strategy = 'mine'") == ["mine"]
     assert "experiment_id is missing" in browser.get("/clear/compare").text
     assert f"experiment_id={experiment_id}" in browser.get("/clear/").text
+
+
+@pytest.mark.parametrize("destination", ["", "s3://bucket/x", "file:///srv/artifacts"])
+def test_messages_hide_the_addresses_of_the_server(monkeypatch, destination):
+    monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, "postgresql://me:secret@db/mlflow")
+    monkeypatch.setenv(ARTIFACTS_DESTINATION_ENV_VAR, destination)
+    path = destination.removeprefix("file://")
+    message = hide_addresses(f"cannot read {path}/1/row.json of postgresql://***@db/mlflow")
+    assert message == f"cannot read {'of the server' if path else ''}/1/row.json of of the server"
