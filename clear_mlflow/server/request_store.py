@@ -160,7 +160,7 @@ def hide_addresses(message: str) -> str:
     destination = os.environ.get(ARTIFACTS_DESTINATION_ENV_VAR, "")
     store = mask_credentials(os.environ[BACKEND_STORE_URI_ENV_VAR])
     for address in (store, destination, destination.removeprefix("file://")):
-        message = message.replace(address, "of the server") if address else message
+        message = message.replace(address, "the server's store") if address else message
     return message
 
 

@@ -104,5 +104,6 @@ def test_messages_hide_the_addresses_of_the_server(monkeypatch, destination):
     monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, "postgresql://me:secret@db/mlflow")
     monkeypatch.setenv(ARTIFACTS_DESTINATION_ENV_VAR, destination)
     path = destination.removeprefix("file://")
-    message = hide_addresses(f"cannot read {path}/1/row.json of postgresql://***@db/mlflow")
-    assert message == f"cannot read {'of the server' if path else ''}/1/row.json of of the server"
+    message = hide_addresses(f"no run in postgresql://***@db/mlflow; {path}/1 was looked at")
+    folder = "the server's store" if path else ""
+    assert message == f"no run in the server's store; {folder}/1 was looked at"
