@@ -96,8 +96,8 @@ def main(words: list[str]) -> int:
 
 
 def _pass_tests(copy: Path, tests: list[str]) -> bool:
-    # The profile of CI: hypothesis tries the same examples each time. Without CI itself, which fails
-    # a test that takes long, also on a busy machine.
+    # The profile of CI: hypothesis tries the same examples each time. CI itself would fail a test
+    # that takes long, also on a busy machine.
     command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider"]
     command += ["--hypothesis-profile=ci", *tests]
     # No bytecode: it could hide a changed file.
