@@ -73,6 +73,17 @@ class Smoothed(Replay):
         return forward(batch.inputs).square().mean() * self.config.label_smoothing
 
 
+def weigh(loss, config):
+    return loss * config.label_smoothing
+
+
+class Passed(Naive):
+    """Passes its configuration to a function that reads label_smoothing."""
+
+    def compute_loss(self, forward, batch):
+        return weigh(forward(batch.inputs).square().mean(), self.config)
+
+
 class Squared(Replay):
     """Computes another loss, and its base class has a criterion."""
 
@@ -81,7 +92,7 @@ class Squared(Replay):
 
 
 class Loop(Naive):
-    """Takes steps without the trainer."""
+    """Takes steps without the trainer, and may read any parameter."""
 
     def learn(self, bucket_index, trainer):
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.config.lr)
@@ -109,7 +120,8 @@ TUNED = {name for name, option in PARAMETERS.items() if option.group == OPTIMISA
         ({"strategy": f"{__name__}:Margin"}, {"label_smoothing"}),
         ({"strategy": f"{__name__}:Squared"}, {"label_smoothing"}),
         ({"strategy": f"{__name__}:Halved"}, set()),
-        ({"strategy": f"{__name__}:Loop"}, TUNED - {"augment", "label_smoothing", "lr"}),
+        ({"strategy": f"{__name__}:Passed"}, set()),
+        ({"strategy": f"{__name__}:Loop"}, set()),
         ({"strategy": f"{__name__}:Smoothed"}, set()),
         ({"strategy": "ncm", **ON_PIXELS}, set()),
         ({"strategy": f"{__name__}:Means", **ON_PIXELS}, TUNED),

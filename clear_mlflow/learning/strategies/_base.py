@@ -211,18 +211,20 @@ class Strategy(RestoredAttributes, ABC):
         """Return the parameters that the strategy replaces, not logged then.
 
         By default: ``model`` and ``weights`` if it overrides :meth:`build_model`,
-        ``label_smoothing`` if no method that computes the loss reads it, and ``epochs`` if
-        :meth:`count_epochs` does not depend on them; for a :meth:`learn` without the trainer, all
-        parameters of the optimisation that it does not read. Override it if other code reads or
-        replaces parameters.
+        ``label_smoothing`` if no method that computes the loss reads ``self.config``, and
+        ``epochs`` if :meth:`count_epochs` does not depend on them; for a :meth:`learn` that uses
+        neither the trainer nor ``self.config``, all parameters of the optimisation. Override it if
+        other code reads or replaces parameters.
         """
         replaced = {"model", "weights"} if cls.has_custom_model() else set()
+        # What reads the configuration may pass it on, and an overridden method may be called: a
+        # parameter that acted must be logged, so that runs with other values are not its seeds.
+        unknown = {"config", "super"}
         names = _list_names_used(cls, "learn")
-        if not names & {"train_bucket", "super"}:
+        if not names & {"train_bucket", *unknown}:
             steps = {name for name, option in PARAMETERS.items() if option.group == OPTIMISATION}
-            return replaced | (steps - names - {"augment"})  # the stream reads it
-        # An overridden method of a base class may compute the loss.
-        if not _list_names_used(cls, "compute_loss_share") & {"label_smoothing", "super"}:
+            return replaced | (steps - {"augment"})  # the stream reads it
+        if not _list_names_used(cls, "compute_loss_share") & unknown:
             replaced.add("label_smoothing")
         tried = (replace(config, epochs=n) for n in (1, config.epochs, config.epochs + 1))
         if len({cls.count_epochs(other, arguments) for other in tried}) == 1:
