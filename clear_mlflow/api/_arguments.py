@@ -84,6 +84,9 @@ def list_results(function: Callable[_P, Iterable[_R]]) -> Callable[_P, list[_R]]
     def call_function(*args: _P.args, **kwargs: _P.kwargs) -> list[_R]:
         return list(function(*args, **kwargs))
 
+    signature = inspect.signature(function)
+    returned = str(signature.return_annotation).replace("Iterable", "list", 1)
+    call_function.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
     return call_function
 
 

@@ -355,8 +355,8 @@ def train_and_compare(
     :func:`clear_mlflow.sweep` for the other options.
 
     grid: its runs have their states in the store. rank_by_name: what the user wrote as rank_by, for
-    messages. engine: trains the runs; the caller has entered
-    it. should_stop: called repeatedly; if it returns True, active runs are stopped and scored.
+    messages. engine: trains the runs; the caller has entered it. should_stop: called repeatedly; if
+    it returns True, active runs are stopped and scored.
     """
     client = store.client
     engine.check_store(resolve_store_uri(client.tracking_uri))

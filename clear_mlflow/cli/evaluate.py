@@ -65,6 +65,7 @@ def evaluate(**options: Any) -> None:
     with interrupt_on_signal() as received:
         try:
             with suppress(KeyboardInterrupt), bars:  # its signal is in received
+                # The generator behind it, which yields each result as soon as it is known.
                 for result in inspect.unwrap(evaluate_runs)(**options):
                     scores = result.scores
                     num_values += 0 if scores is None else len(scores.changes.metric_values)

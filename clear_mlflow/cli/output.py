@@ -113,6 +113,8 @@ def print_run_result(result: RunResult) -> None:
         if result.run_id is not None and not result.has_lost_lease:
             where = " (not stored yet)" if result.unsent else ""
             click.echo(f"run {result.run_id} {result.status}{where}")
+        if result.note is not None:
+            click.echo(result.note)
         print_links(result.links)
     if result.error:
         print_error(result.error)

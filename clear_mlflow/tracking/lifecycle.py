@@ -82,7 +82,8 @@ class RunResult:
     diverged: bool = False  # the loss or the output was not a finite number
     scores: Scores | None = None  # of the stored rows
     members: Mapping[int, RunResult] = field(default_factory=dict)  # of an ensemble, by seed
-    links: tuple[str, ...] = ()  # lines for the user, with addresses of the run
+    links: tuple[str, ...] = ()  # lines with addresses of the run
+    note: str | None = None  # one more line for the user
 
     @property
     def unsent(self) -> UnsentError | None:

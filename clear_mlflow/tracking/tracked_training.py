@@ -190,16 +190,15 @@ def train_sweep_run(
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
     """Score a run that needs no more training, and end it.
 
-    The first of the result's lines is that there is nothing to resume.
+    The result has a note that there is nothing to resume, and the error if scoring fails.
     """
     run_id = resume_point.run.info.run_id
     note = f"run {run_id} contains all of its rows; there is nothing to resume"
     if str(resume_point.run.info.status) == "FINISHED":
         with suppress(ClearError):
-            return RunResult(0, "FINISHED", run_id, scores=score(client, run_id), links=(note,))
+            return RunResult(0, "FINISHED", run_id, scores=score(client, run_id), note=note)
     Lease(client, run_id).acquire()
-    result = end_run(client, run_id, build_result(None, run_id))
-    return replace(result, links=(note, *result.links))
+    return replace(end_run(client, run_id, build_result(None, run_id)), note=note)
 
 
 def _train_supervised(

@@ -234,7 +234,7 @@ def test_a_stored_row_of_other_images_is_not_a_rounding_difference(interrupted, 
 def test_a_run_that_has_ended_is_not_ended_again(store, trained_runs, tmp_path):
     run = trained_runs["ncm", 0]
     result = end_complete_run(store, read_resume_point(store, run.info.run_id, tmp_path))
-    assert result.links[0].endswith("contains all of its rows; there is nothing to resume")
+    assert str(result.note).endswith("contains all of its rows; there is nothing to resume")
     assert store.get_run(run.info.run_id).info.end_time == run.info.end_time
 
 
@@ -243,4 +243,4 @@ def test_a_complete_run_that_was_killed_is_ended(store, trained_runs, tmp_path):
     store.set_terminated(run_id, "KILLED")
     result = end_complete_run(store, read_resume_point(store, run_id, tmp_path))
     assert (result.exit_code, store.get_run(run_id).info.status) == (0, "FINISHED")
-    assert result.links[0].endswith("there is nothing to resume")
+    assert str(result.note).endswith("there is nothing to resume")
