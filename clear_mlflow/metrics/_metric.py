@@ -83,13 +83,11 @@ class Metric:
     score: Score = ACCURACY
 
     def compute(self, measurements: Any) -> float:
-        """Return the value for the input that *needs* names.
+        """Compute the value from the input in *needs*, or raise UndefinedMetricError.
 
         That is a matrix with :attr:`score` if *needs* is ``matrix``.
-
-        Raises UndefinedMetricError if the metric is undefined for it.
         """
-        value: float = self._compute(measurements)
+        value: float = self._compute_signed(measurements)
         return value
 
     def compute_stack(self, stack: AccuracyMatrix) -> NDArray[np.float64]:
@@ -100,14 +98,14 @@ class Metric:
         values = np.full(len(stack.values), np.nan)
         if self.is_vectorized:
             with suppress(UndefinedMetricError):  # it depends on which cells were measured
-                values[:] = self._compute(stack)
+                values[:] = self._compute_signed(stack)
             return values
         for i, matrix in enumerate(iter_stack(stack)):
             with suppress(UndefinedMetricError):
-                values[i] = self._compute(matrix)
+                values[i] = self._compute_signed(matrix)
         return values
 
-    def _compute(self, measurements: Any) -> Any:
+    def _compute_signed(self, measurements: Any) -> Any:
         if self.score.is_accuracy:
             return self.function(measurements)
         if self.score_role == ACCURACY_ONLY:
@@ -171,7 +169,7 @@ class Metric:
 def compute_values(
     measurements: Any, metrics: Sequence[Metric]
 ) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
-    """Return values by name, and errors of undefined metrics by name.
+    """Compute metrics, and return values and UndefinedMetricErrors by name.
 
     Args:
         measurements: input that all the metrics need, for example an AccuracyMatrix.
@@ -225,7 +223,7 @@ def declare(function: Callable[[Any], Any], family: str = "", **fields: Any) -> 
 
 
 def level(function: Callable[[AccuracyMatrix], Value], score_name: str, **fields: Any) -> Metric:
-    """Create a metric in the unit of the score, for example a mean.
+    """Create a metric whose value has the score's unit, like a mean.
 
     score_name: name for other scores, without the family, for example ``in_domain_{score}``.
     fields: other arguments of :func:`declare`.
@@ -254,14 +252,14 @@ def require_trained(matrix: AccuracyMatrix, minimum: int, requirement: str) -> N
 
 
 def require_future(matrix: AccuracyMatrix) -> None:
-    """Raise UndefinedMetricError without a trained bucket or a next one."""
+    """Raise UndefinedMetricError unless k >= 1 and T >= 2."""
     require_trained(matrix, 1, "a trained bucket")
     if matrix.num_buckets < 2:
         raise UndefinedMetricError("needs a future bucket: T >= 2")
 
 
 def count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
-    """Return (k, T): by how many buckets j comes after i.
+    """Return j - i for all cells, (k, T).
 
     It is negative for past buckets, and 0 for the bucket just trained.
     """
@@ -269,7 +267,7 @@ def count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
 
 
 def select_values(matrix: AccuracyMatrix, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the (..., n) values R[i, j] where *mask* is True.
+    """Return (..., n) measured values R[i, j] under *mask*, or raise.
 
     They are in row order.
 
@@ -335,10 +333,7 @@ def select_columns(matrix: AccuracyMatrix, num_columns: int) -> NDArray[np.float
 
 
 def get_test_counts(matrix: AccuracyMatrix, num_buckets: int) -> NDArray[np.float64]:
-    """Return the numbers of test images of the first buckets.
-
-    Raises UndefinedMetricError if they are not known.
-    """
+    """Return the first buckets' numbers of test images, or raise if unknown."""
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     return matrix.num_instances[:num_buckets].astype(np.float64)
@@ -355,5 +350,5 @@ def compute_mean(values: NDArray[np.float64], weights: NDArray[np.float64] | Non
 
 
 def to_value(values: Any) -> Value:
-    """Return NumPy's numbers as floats, and arrays unchanged."""
+    """Convert a NumPy number to float, and return an array unchanged."""
     return float(values) if np.ndim(values) == 0 else values

@@ -86,16 +86,13 @@ class Predictions:
         return Predictions(self.images, rows, self.protocol, k)
 
     def get_row(self, row: int) -> RowPredictions:
-        """Return the predictions after *row* buckets.
-
-        Raises UndefinedMetricError if they were not stored.
-        """
+        """Return the predictions after *row* buckets, or raise UndefinedMetricError."""
         if row not in self.rows:
             raise UndefinedMetricError(f"the predictions of row {row} were not stored")
         return self.rows[row]
 
-    def counted_images(self, row: int) -> NDArray[np.bool_]:
-        """Return an (N,) mask of images that count after *row* buckets.
+    def mask_counted_images(self, row: int) -> NDArray[np.bool_]:
+        """Return an (N,) mask of images that count under the protocol.
 
         They are all images, or under ``streaming`` the images of buckets not yet trained.
         """
@@ -103,14 +100,14 @@ class Predictions:
             return np.greater_equal(self.images.bucket, row)
         return np.ones(len(self.images), dtype=np.bool_)
 
-    def trained_images(self) -> NDArray[np.bool_]:
-        """Return an (N,) mask of the test images of trained buckets.
+    def mask_trained_images(self) -> NDArray[np.bool_]:
+        """Return an (N,) mask of trained buckets' test images, or raise.
 
         Raises UndefinedMetricError if there are none, or if the protocol excludes them.
         """
         if self.k < 1:
             raise UndefinedMetricError("needs a trained bucket: k >= 1 (trained on 0)")
-        mask: NDArray[np.bool_] = (self.images.bucket < self.k) & self.counted_images(self.k)
+        mask: NDArray[np.bool_] = (self.images.bucket < self.k) & self.mask_counted_images(self.k)
         if not mask.any():
             raise UndefinedMetricError(
                 f"under the {self.protocol} protocol cells with j <= i score training images"
@@ -129,7 +126,7 @@ def class_accuracies(predictions: Predictions) -> NDArray[np.float64]:
     pair = images.bucket.astype(np.int64) * classes + images.label
     accuracies = np.full((predictions.k + 1, width, classes), np.nan)
     for row, row_predictions in predictions.rows.items():
-        mask = predictions.counted_images(row)
+        mask = predictions.mask_counted_images(row)
         totals = np.bincount(pair[mask], minlength=width * classes)
         correct = np.bincount(pair[mask & row_predictions.hits(images)], minlength=width * classes)
         with np.errstate(invalid="ignore"):
@@ -170,7 +167,7 @@ def confusion(predictions: Predictions, row: int) -> NDArray[np.int64]:
     if the predictions of that row were not stored.
     """
     images, classes = predictions.images, len(predictions.images.class_names)
-    mask = predictions.counted_images(row)
+    mask = predictions.mask_counted_images(row)
     pairs = images.label.astype(np.int64) * classes + predictions.get_row(row).labels
     counts = np.bincount(pairs[mask], minlength=classes * classes)
     return counts.reshape(classes, classes).astype(np.int64)

@@ -30,14 +30,10 @@ from clear_mlflow.metrics._metric import (
 )
 
 
-def check_metric_names(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
-    """Return the metrics as a tuple.
-
-    Raises ConfigError if MLflow refuses a name, or if two metrics have the same name.
-    """
-    by_name: dict[str, Metric] = {}
-    for metric in metrics:
-        name = metric.name
+def check_metric_names(metrics: Iterable[Metric]) -> None:
+    """Raise ConfigError if MLflow refuses a name, or two metrics share one."""
+    names: set[str] = set()
+    for name in (metric.name for metric in metrics):
         # MLflow also uses a name as a path: "a//b", "./a" and "../a" are refused.
         if (
             not re.fullmatch(r"[A-Za-z0-9_\-./ ]{1,250}", name)
@@ -45,10 +41,9 @@ def check_metric_names(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
             or name.startswith((".", "/"))
         ):
             raise ConfigError(f"MLflow refuses the metric name {name!r}; use family/metric_name")
-        if name in by_name:
+        if name in names:
             raise ConfigError(f"two metrics are named {name!r}; choose different names")
-        by_name[name] = metric
-    return tuple(by_name.values())
+        names.add(name)
 
 
 _MODULES = {
@@ -61,7 +56,8 @@ DEFAULT_TITLES: Mapping[str, str] = MappingProxyType(
     {name: module.TITLE for name, module in _MODULES.items() if hasattr(module, "TITLE")}
 )
 DEFAULT_FAMILIES = tuple(DEFAULT_TITLES)
-_DECLARED = check_metric_names(metric for module in _MODULES.values() for metric in module.METRICS)
+_DECLARED = tuple(metric for module in _MODULES.values() for metric in module.METRICS)
+check_metric_names(_DECLARED)
 PREDICTION_METRICS = tuple(m for m in _DECLARED if m.needs == PREDICTIONS)
 WITHIN_BUCKET_METRICS = tuple(m for m in _DECLARED if m.needs == WITHIN_BUCKET)
 PREQUENTIAL_METRICS = tuple(m for m in _DECLARED if m.needs == PREQUENTIAL)
@@ -91,9 +87,9 @@ def get_family_metrics(families: Iterable[str]) -> tuple[Metric, ...]:
 
 
 def split_families(family_names: str) -> tuple[str, ...]:
-    """Return family names from a text separated by commas, each once.
+    """Parse family names separated by commas, or raise ConfigError if unknown.
 
-    Raises ConfigError if a family does not exist, or if the text is empty.
+    Raises ConfigError if the text is empty.
 
     >>> split_families("clear, gem,clear")
     ('clear', 'gem')
@@ -109,7 +105,7 @@ def split_families(family_names: str) -> tuple[str, ...]:
 
 
 def add_matrix_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple[Metric, ...]:
-    """Return *metrics*, followed by those that the matrix calls for.
+    """Return *metrics*, with cost and forgetting metrics that suit the matrix.
 
     These are all cost metrics if a row has a cost, and ``chaudhry/forgetting_since_trained`` if
     ``renate/forgetting`` is one of *metrics* and lacks only tests of future buckets.

@@ -133,7 +133,7 @@ class MetricResults(dict[str, MetricResult]):
 def summarize(
     matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
 ) -> dict[str, float]:
-    """Return metric name to value, without metrics that are undefined.
+    """Compute metrics, and return the values of defined ones by name.
 
     Under the protocol ``streaming``, R[i, j] with j <= i does not count. Raises ConfigError for an
     unknown protocol.
@@ -150,7 +150,7 @@ def evaluate_metrics(
     tests: AnytimeMatrix | None = None,
     prequential: PrequentialRecord | None = None,
 ) -> MetricResults:
-    """Compute metrics after each bucket of a run.
+    """Compute metrics with their values after each bucket of a run.
 
     Undefined metrics have a reason instead of a value, and so have custom metrics that fail. Left
     out are metrics that need predictions, tests within buckets or predictions before training if
@@ -190,7 +190,7 @@ def evaluate_metrics(
             if error is not None and measurements is masked_matrix:
                 error = _explain_masked_value(error, protocol)
             results[metric.name] = MetricResult(
-                **_describe_metric(metric),
+                **_build_result_fields(metric),
                 value=values.get(metric.name),
                 score=matrix.score,
                 reason="" if error is None else one_line(str(error), 200),
@@ -212,7 +212,7 @@ def build_logged_result(name: str, value: float, score: Score) -> MetricResult:
         score: score in the matrix of the run.
     """
     metric = get_built_in_metrics(score).get(name)
-    fields = {"name": name} if metric is None else _describe_metric(metric)
+    fields = {"name": name} if metric is None else _build_result_fields(metric)
     return MetricResult(**fields, value=value, score=score)
 
 
@@ -223,7 +223,7 @@ def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
     return MetricResults((name, results[name]) for name in dict.fromkeys(names))
 
 
-def _describe_metric(metric: Metric) -> dict[str, Any]:
+def _build_result_fields(metric: Metric) -> dict[str, Any]:
     is_built_in = metric.name in get_built_in_metrics(metric.score)
     return {
         "name": metric.name,
@@ -234,7 +234,7 @@ def _describe_metric(metric: Metric) -> dict[str, Any]:
 
 
 def _explain_masked_value(error: UndefinedMetricError, protocol: str) -> UndefinedMetricError:
-    """Return the error, or one that blames the protocol."""
+    """Return the error, or one that names the protocol as the reason."""
     cell = re.match("row ([0-9]+), column ([0-9]+)", str(error))
     if protocol == "iid" or cell is None or int(cell[2]) > int(cell[1]):
         return error

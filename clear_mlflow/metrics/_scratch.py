@@ -61,7 +61,7 @@ def average_cells(cells: NDArray[np.float64], requirement: str) -> float:
 
 
 def find_horizons(matrix: ScratchMatrix, tolerance: float = 0.0) -> list[tuple[int, bool] | None]:
-    """Return for each row how many buckets ahead it keeps up.
+    """Return for each row how many buckets ahead it matches from-scratch training.
 
     The horizon of row i is the largest h with R[i, i + g] >= o[i + g] - *tolerance* for all
     g <= h. It is returned with whether h is a lower bound: the end of what was measured was

@@ -60,18 +60,18 @@ def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
     loaded: list[Metric] = []
     for item in references:
         if isinstance(item, str):
-            loaded += _to_metrics(item, _import_metric(item))
+            loaded += _guard_metrics(item, _import_metric(item))
         else:
             function = getattr(item, "function", item)
             module = getattr(function, "__module__", "own")
-            loaded += _to_metrics(f"{module}:{getattr(function, '__name__', 'metric')}", item)
-    return check_metric_names(dict.fromkeys(loaded))
+            loaded += _guard_metrics(f"{module}:{getattr(function, '__name__', 'metric')}", item)
+    metrics = tuple(dict.fromkeys(loaded))
+    check_metric_names(metrics)
+    return metrics
 
 
-def _to_metrics(path: str, item: Any) -> list[Metric]:
-    """Convert a function, a metric or a sequence to metrics.
-
-    Their errors become FailedMetricError.
+def _guard_metrics(path: str, item: Any) -> list[Metric]:
+    """Build metrics of user code, whose errors become FailedMetricError.
 
     path: import path of *item*: a function at ``lab.scores:gap`` becomes the metric ``lab/gap``.
     Its attribute ``lower_is_better`` may be True, False or None.
@@ -120,7 +120,7 @@ def _import_metric(path: str) -> Any:
 
 
 def _find_input(path: str, function: Any) -> str:
-    """Return the only required argument of a function: ``matrix`` or ``predictions``."""
+    """Return the required argument, ``matrix`` or ``predictions``, or raise ConfigError."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:

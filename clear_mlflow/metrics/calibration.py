@@ -29,7 +29,7 @@ def expected_calibration_error(predictions: Predictions) -> float:
     networks, equation 3, with their 15 bins.
     """
     probabilities, labels = _get_probabilities(predictions)
-    predicted = predictions.get_row(predictions.k).labels[predictions.trained_images()]
+    predicted = predictions.get_row(predictions.k).labels[predictions.mask_trained_images()]
     confidence = probabilities[np.arange(len(predicted)), predicted].astype(np.float64)
     count, accuracy, confidence = _bin_by_confidence(np.equal(predicted, labels), confidence)
     filled = count > 0
@@ -82,7 +82,7 @@ def _get_probabilities(
     predictions: Predictions,
 ) -> tuple[NDArray[np.float16], NDArray[np.uint16]]:
     """Return (n, classes) probabilities and (n,) labels of trained buckets."""
-    mask = predictions.trained_images()
+    mask = predictions.mask_trained_images()
     probabilities = predictions.get_row(predictions.k).probabilities
     if probabilities is None:
         raise UndefinedMetricError("needs stored probabilities: predictions=probs")

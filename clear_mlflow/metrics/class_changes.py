@@ -81,8 +81,8 @@ def _has_constant_classes(predictions: Predictions) -> bool:
 
 
 def _get_class_mask(predictions: Predictions) -> NDArray[np.bool_]:
-    """Return a (T, classes) mask of classes with test images."""
-    predictions.trained_images()  # raises if the protocol excludes all trained buckets
+    """Return a (T, classes) mask of buckets' classes, or raise without differences."""
+    predictions.mask_trained_images()  # raises if the protocol excludes all trained buckets
     if _has_constant_classes(predictions):
         raise UndefinedMetricError("needs classes that some buckets have and others lack")
     return predictions.images.class_counts > 0

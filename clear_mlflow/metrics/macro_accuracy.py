@@ -47,7 +47,7 @@ def average_over_rows(predictions: Predictions) -> float:
     the untrained model. Unlike `icarl/average_incremental_accuracy`, it weights every class
     equally and includes future buckets.
     """
-    predictions.trained_images()  # raises if no bucket was trained, and under streaming
+    predictions.mask_trained_images()  # raises if no bucket was trained, and under streaming
     labels, means = predictions.images.label, []
     totals = np.bincount(labels)
     for row in range(1, predictions.k + 1):

@@ -61,7 +61,7 @@ def blind(record: PrequentialRecord, distance: int) -> float:
     batches.
     """
     record.select_counts(distance)
-    return _BlindClassifiers.build(record).measure(distance)
+    return _BlindClassifiers.build(record).measure_best(distance)
 
 
 def most_frequent_class(record: PrequentialRecord) -> float:
@@ -83,7 +83,7 @@ def label_correlation(record: PrequentialRecord) -> float:
     blind_classifiers = _BlindClassifiers.build(record)
     stop = min(len(record.size), _MAX_DISTANCE + 1)
     for distance in range(stop):
-        if blind_classifiers.measure(distance) <= blind_classifiers.measure_mode(distance):
+        if blind_classifiers.measure_best(distance) <= blind_classifiers.measure_mode(distance):
             return float(distance)
     raise UndefinedMetricError(
         f"at each distance up to {stop - 1} batches, labels seen before predict labels better than "
@@ -127,15 +127,15 @@ class _BlindClassifiers:
             counts=counts,
         )
 
-    def measure(self, distance: int) -> float:
+    def measure_best(self, distance: int) -> float:
         """Return the accuracy of the best window at a distance below B."""
-        return max(self._measure(row[: len(row) - distance], distance) for row in self.predicted)
+        return max(self._score(row[: len(row) - distance], distance) for row in self.predicted)
 
     def measure_mode(self, distance: int) -> float:
         """Return the accuracy of the most frequent class on the same batches."""
-        return self._measure(np.full(len(self.sizes) - distance, self.mode), distance)
+        return self._score(np.full(len(self.sizes) - distance, self.mode), distance)
 
-    def _measure(self, predicted: NDArray[np.int64], distance: int) -> float:
+    def _score(self, predicted: NDArray[np.int64], distance: int) -> float:
         """Return the accuracy of one class for each batch from *distance* on."""
         codes = np.arange(distance, len(self.sizes)) * self.num_classes + predicted
         indices = np.minimum(np.searchsorted(self.pairs, codes), len(self.pairs) - 1)
@@ -143,8 +143,8 @@ class _BlindClassifiers:
         return float(self.counts[indices][is_present].sum() / self.sizes[distance:].sum())
 
 
-def _declare(name: str, function: Callable[..., float], distance: int) -> Metric:
-    """Declare a metric that runs without predictions at a distance omit."""
+def _declare_at_distance(name: str, function: Callable[..., float], distance: int) -> Metric:
+    """Declare a metric that runs without predictions at *distance* skip."""
     return Metric(
         name=f"prequential/{name}",
         function=partial(function, distance=distance),
@@ -156,10 +156,10 @@ def _declare(name: str, function: Callable[..., float], distance: int) -> Metric
 
 
 METRICS = (
-    _declare("accuracy", accuracy, 0),
-    _declare("blind_0", blind, 0),
+    _declare_at_distance("accuracy", accuracy, 0),
+    _declare_at_distance("blind_0", blind, 0),
     *(
-        _declare(f"{function.__name__}_{distance}", function, distance)
+        _declare_at_distance(f"{function.__name__}_{distance}", function, distance)
         for distance in DISTANCES[1:]
         for function in (near_future, blind)
     ),

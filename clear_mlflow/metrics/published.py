@@ -337,7 +337,7 @@ def _compute_harmonic_mean(matrix: AccuracyMatrix, num_old: int) -> Value:
 
 
 def _select_triangle(matrix: AccuracyMatrix, fill: float = -np.inf) -> NDArray[np.float64]:
-    """Return (..., k, k) values, and a constant above the diagonal."""
+    """Return (..., k, k) values, and *fill* above the diagonal, or raise."""
     select_trained_values(matrix)
     k = matrix.num_rows
     return np.where(np.tri(k, dtype=np.bool_), matrix.values[..., :k], fill)
