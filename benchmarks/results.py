@@ -21,15 +21,15 @@ from clear_mlflow.learning.parameters.logged import select_training_parameters
 from clear_mlflow.learning.session import complete_arguments
 from clear_mlflow.statistics import SeedSummary
 from clear_mlflow.sweeps.grid import SweepRun, hash_config
-from clear_mlflow.sweeps.run import check_grid
+from clear_mlflow.sweeps.run import check_and_hash_runs
 from clear_mlflow.sweeps.study import (
     StudyReport,
     build_report,
     choose,
     compute_mean,
-    iter_seeds,
+    get_metric_values,
+    iter_combinations,
     read_study,
-    read_values,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -268,8 +268,8 @@ def compute_report(study_name: str) -> StudyReport:
     assert study is not None
 
     def find_runs(stream: Any, combinations: Any) -> Sequence[SweepRun]:
-        grid = study.plan(stream, combinations)
-        check_grid(grid, "local")
+        grid = study.build_grid(stream, combinations)
+        check_and_hash_runs(grid, "local")
         for run in grid.runs:
             run.run_id = run_ids[run.config_hash]
         return grid.runs
@@ -279,8 +279,8 @@ def compute_report(study_name: str) -> StudyReport:
     tested = [find_runs(study.test, choice.list_tested(with_regret=True)) for choice in choices]
     means = [
         [
-            compute_mean(seeds, read_values(compared, runs), metric)
-            for seeds in iter_seeds(runs, study.test)
+            compute_mean(seeds, get_metric_values(compared, runs), metric)
+            for seeds in iter_combinations(runs, study.test)
         ]
         for runs in tested
     ]

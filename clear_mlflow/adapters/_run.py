@@ -50,20 +50,20 @@ class Adapter:
     @property
     def run_id(self) -> str:
         """Id of the MLflow run."""
-        return self._get_loop_run().run_id
+        return self._require_loop_run().run_id
 
     @property
     def matrix(self) -> AccuracyMatrix:
         """Accuracy matrix with the rows logged so far."""
-        return self._get_loop_run().matrix
+        return self._require_loop_run().matrix
 
     @property
     def metrics(self) -> Mapping[str, MetricResult]:
         """Metric name to its result for the rows logged so far."""
-        return self._get_loop_run().metrics
+        return self._require_loop_run().metrics
 
     def close(self) -> None:
-        """Log the row that still waits, log the metrics, and end the run.
+        """Log the pending row and the metrics, and end the run.
 
         Adapters call it after the row of the last bucket, and at the end of the program. Does
         nothing if the run has ended.
@@ -81,12 +81,11 @@ class Adapter:
         return loop_run
 
     def _use_shared_run(self, run_id: str) -> None:
-        """Log to the run of the framework's logger, and end it."""
+        """Log to the framework logger's run, and end it with the program."""
         self._shared_run_id = run_id
-        self._close_at_exit()
+        self._register_close_at_exit()
 
-    def _close_at_exit(self) -> None:
-        """Arrange that the program closes the run when it ends, once."""
+    def _register_close_at_exit(self) -> None:
         atexit.unregister(self._close_with_program)
         atexit.register(self._close_with_program)
 
@@ -121,10 +120,10 @@ class Adapter:
         accuracy: Sequence[float],
         num_instances: Sequence[int | None],
     ) -> None:
-        """Log a row, the first of which starts the run.
+        """Log a row. The first starts the run, the last ends it.
 
-        The last one ends it. A NaN keeps the value of an earlier call. num_instances: test images
-        per bucket, or None. Unless the first row has all, accuracies are stored, not counts.
+        A NaN keeps the value of an earlier call. num_instances: test images per bucket, or None.
+        Unless the first row has all, accuracies are stored, not counts.
         """
         stored_row = self._rows.get(row, (math.nan,) * len(accuracy))
         cells = tuple(
@@ -151,7 +150,7 @@ class Adapter:
                 reopen_run(self._loop_run.run_id)
             is_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
             self._has_counts = is_accuracy and has_sizes
-            self._close_at_exit()
+            self._register_close_at_exit()
         elif self._loop_run.matrix.buckets != tuple(buckets):
             self._loop_run.reorder_buckets(tuple(buckets))
         counts = recover_counts(cells, sizes) if self._has_counts else None
@@ -180,13 +179,13 @@ class Adapter:
     def _is_closed(self) -> bool:
         return self._loop_run is not None and not self._is_open
 
-    def _get_loop_run(self) -> LoopRun:
+    def _require_loop_run(self) -> LoopRun:
         if self._loop_run is None:
             raise ConfigError("the run has not started; the first row starts it")
         return self._loop_run
 
     def _close_with_program(self) -> None:
-        """Close the run with the program, as failed after an exception."""
+        """End the run at the program's exit, as failed after an exception."""
         self._log_pending_row()
         self._end_run(getattr(sys, "last_value", None))
 
@@ -210,7 +209,8 @@ class CountingAdapter(Adapter):
     def trained(self, number: int) -> None:
         self._trained = number
 
-    def _check_trained(self) -> None:
+    def _init_trained(self) -> None:
+        """Set ``trained`` to 0 if unset, or raise if rows are stored."""
         if self._trained is None:
             run_id, rows = read_joined_rows(self._shared_run_id)
             if rows:

@@ -77,8 +77,8 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._start_clock()
 
     def _add_experience(self, strategy: Any, experience: int, *, is_part: bool) -> None:
-        """Log the row before an experience, and add it to the order."""
-        earlier = self._find_earlier(strategy)
+        """Log the pending row, and append an experience to the training order."""
+        earlier = self._read_earlier(strategy)
         if self._order is None:
             if is_part and self._stored_row == 0:  # the strategy has counted parts
                 earlier = list(range(experience))
@@ -88,15 +88,15 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         order = [*self._order, experience]
         if experience in self._order:
             raise ConfigError(
-                f"experience {experience + 1} is trained again, after {_name(self._order)}; an "
+                f"experience {experience + 1} is trained again, after {_join(self._order)}; an "
                 "accuracy matrix has one row for each. Train it once, with train_epochs, or "
                 "without this logger"
             )
         stored = earlier[: self._stored_row]
         if order[: len(stored)] != stored[: len(order)]:
             raise ConfigError(
-                f"the joined run has rows of training on experiences {_name(stored)}, but now "
-                f"{_name(order)} are trained; start a new run"
+                f"the joined run has rows of training on experiences {_join(stored)}, but now "
+                f"{_join(order)} are trained; start a new run"
             )
         self._order = order
 
@@ -118,7 +118,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
 
     def before_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """Pause the measured training time, and discard accuracies of an earlier evaluation."""
-        self._find_earlier(strategy)
+        self._read_earlier(strategy)
         self._stop_clock(strategy.model)
         self._accuracies = {}
 
@@ -154,15 +154,15 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         if is_complete and not self._is_training and self._order is not None:
             self._log_pending_row()
         else:
-            self._close_at_exit()
+            self._register_close_at_exit()
 
     def _drop_outdated_accuracies(self, strategy: Any) -> None:
         """Discard accuracies that were measured before the last training iteration."""
         if self._row_iteration != strategy.clock.train_iterations:
             self._pending_row = {}
 
-    def _find_earlier(self, strategy: Any) -> list[int]:
-        """Return the experiences trained before this process, looked up once."""
+    def _read_earlier(self, strategy: Any) -> list[int]:
+        """Read once from the store which experiences were trained before this process."""
         if self._earlier is None:
             run_id, rows = read_joined_rows(self._shared_run_id)
             self._stored_row = max(rows, default=0)
@@ -202,8 +202,8 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
             self._log_row(len(trained), buckets, cells, [self._num_images[j] for j in order])
 
 
-def _name(experiences: Sequence[int]) -> str:
-    """Return the numbers of experiences, from 1, as a text."""
+def _join(experiences: Sequence[int]) -> str:
+    """Return the numbers of experiences, from 1, separated by commas."""
     return ", ".join(str(j + 1) for j in experiences)
 
 

@@ -84,7 +84,7 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise ConfigError if the run has rows, but ``trained`` is not set."""
         if trainer.is_global_zero:
-            self._check_trained()
+            self._init_trained()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Add the training time to the cost of the next row."""
@@ -123,7 +123,7 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
         self._log_row(self.trained, keys, accuracies, [count_images(loader) for loader in loaders])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Log the metrics so far, and end the run as failed or killed."""
+        """Log the metrics, and end the run as failed or killed."""
         self._end_run(exception)
 
     def state_dict(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
         """
         self._share_run()
         if state.is_world_process_zero:
-            self._check_trained()
+            self._init_trained()
         self._log_pending_row()
         self._is_training = True
         self._start_clock()
@@ -109,7 +109,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
         key = next((key for key in self._buckets if f"eval_{key}_runtime" in metrics), None)
         if key is None or self._is_training or not state.is_world_process_zero:
             return
-        self._check_trained()
+        self._init_trained()
         prefix = f"eval_{key}_"
         values = {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)}
         if self._metric not in values:

@@ -42,15 +42,15 @@ from clear_mlflow.sweeps.grid import (
     NOT_DONE,
     Grid,
     SweepRun,
+    build_grid,
     hash_json,
-    parse_content,
-    plan_grid,
+    parse_yaml,
 )
 from clear_mlflow.sweeps.local import LocalEngine
 from clear_mlflow.sweeps.run import (
     Engine,
     build_engine,
-    check_grid,
+    check_and_hash_runs,
     print_line,
     read_checked_grid,
     train_runs,
@@ -61,13 +61,13 @@ from clear_mlflow.sweeps.study import (
     Study,
     StudyReport,
     build_report,
-    choose,
+    choose_parameters,
     compute_mean,
+    drop_repeated_runs,
     format_choices,
-    iter_seeds,
-    list_distinct,
+    get_metric_values,
+    iter_combinations,
     read_study,
-    read_values,
 )
 
 
@@ -219,7 +219,7 @@ def _read_sweep(
     for method in study.methods:  # an invalid test is an error before anything is trained
         _plan_checked(study, study.test, [method.defaults, *method.draws], engine)
     draws = (draw for method in study.methods for draw in method.draws)
-    return study, list_distinct(_plan_checked(study, study.tune, draws, engine))
+    return study, drop_repeated_runs(_plan_checked(study, study.tune, draws, engine))
 
 
 def _plan_checked(
@@ -229,8 +229,8 @@ def _plan_checked(
     engine: str,
 ) -> Grid:
     """Return the checked runs of combinations on a stream, which may repeat each other."""
-    grid = study.plan(stream, combinations)
-    check_grid(grid, engine)
+    grid = study.build_grid(stream, combinations)
+    check_and_hash_runs(grid, engine)
     return grid
 
 
@@ -260,7 +260,7 @@ def _run_study(
         comparison = tuned.compared.comparison
         draws = (draw for method in study.methods for draw in method.draws)
         tune_runs = _plan_checked(study, study.tune, draws, engine).runs
-        choices, metric = choose(study, comparison, tune_runs, tuned.runs)
+        choices, metric = choose_parameters(study, comparison, tune_runs, tuned.runs)
         chosen = format_choices(study, comparison, choices, metric)
     except ClearError as error:
         return replace(tuned, problems=(*tuned.problems, f"nothing was chosen: {error}"))
@@ -269,14 +269,14 @@ def _run_study(
     with mlflow_errors(f"store the choice in run {tuned.run_id}"):
         client.log_text(tuned.run_id, chosen, names.CHOSEN)
         log_tags(client, tuned.run_id, tags)
-    chosen_grid = plan_grid(chosen, parse_content(chosen))
-    check_grid(chosen_grid, engine)
-    for choice, runs in zip(choices, iter_seeds(chosen_grid.runs, study.test), strict=True):
+    chosen_grid = build_grid(chosen, parse_yaml(chosen))
+    check_and_hash_runs(chosen_grid, engine)
+    for choice, runs in zip(choices, iter_combinations(chosen_grid.runs, study.test), strict=True):
         print_line(f"chosen on {stream.name}: {choice} ({metric} {choice.mean:.4f})")
         num_draws = str(len(choice.method.draws))
         for run in runs:
             run.tags = {**tags, names.TUNED_DRAWS: num_draws, names.TUNED_IN: tuned.run_id}
-    test_grid = list_distinct(chosen_grid)
+    test_grid = drop_repeated_runs(chosen_grid)
     store.read_states(test_grid)
     tested = train(test_grid)
     result = replace(tested, runs=(*tuned.runs, *tested.runs))
@@ -288,9 +288,9 @@ def _run_study(
     ]
     hashes = {run.config_hash for run in test_grid.runs}
     others = [run for grid in grids for run in grid.runs if run.config_hash not in hashes]
-    values = read_values(tested.comparison.comparison, tested.runs)
+    values = get_metric_values(tested.comparison.comparison, tested.runs)
     if others:
-        other_grid = list_distinct(replace(grids[0], runs=tuple(others)))
+        other_grid = drop_repeated_runs(replace(grids[0], runs=tuple(others)))
         store.read_states(other_grid)
         untuned = train(other_grid, group_by=AUTO, rank_by=AUTO)
         problems = (*result.problems, *untuned.problems)
@@ -298,9 +298,9 @@ def _run_study(
         if any(run.state == NOT_DONE for run in untuned.runs):
             return result
         if untuned.comparison is not None:
-            values |= read_values(untuned.comparison.comparison, untuned.runs)
+            values |= get_metric_values(untuned.comparison.comparison, untuned.runs)
     means = [
-        [compute_mean(runs, values, metric) for runs in iter_seeds(grid.runs, study.test)]
+        [compute_mean(runs, values, metric) for runs in iter_combinations(grid.runs, study.test)]
         for grid in grids
     ]
     is_higher_better = tested.comparison.comparison.is_higher_better(metric)

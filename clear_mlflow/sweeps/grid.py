@@ -60,7 +60,7 @@ class SweepRun:
 
     @property
     def passed_parameters(self) -> dict[str, str]:
-        """Parameters to train with, without a memory that nothing uses."""
+        """Parameters to train with, without ``memory`` if the strategy ignores it."""
         ignored = {"memory"} & self.config.ignored_parameters
         return {name: text for name, text in self.parameters.items() if name not in ignored}
 
@@ -111,7 +111,7 @@ class Grid:
 
 
 def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
-    """Read and check a sweep from a YAML file or dictionary.
+    """Read a sweep from a YAML file or dictionary, checking its runs.
 
     It has the sections ``fixed`` (parameters of all runs), ``grid`` (lists of values, of which all
     combinations are trained) and ``runs`` (a list of such grids). Raises ConfigError if the file
@@ -119,13 +119,13 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     """
     text, content = read_content(grid)
     with sweep_errors(grid):
-        parsed_grid = plan_grid(text, content)
+        parsed_grid = build_grid(text, content)
         check_runs_differ(parsed_grid.runs)
     return parsed_grid
 
 
 def read_content(grid: Path | Mapping[str, Any]) -> tuple[str, Any]:
-    """Read a sweep's file, and return its text and its content, numbers as written.
+    """Read a sweep's file, and return its text and parsed YAML.
 
     Raises ConfigError if the file cannot be read, or is not YAML.
     """
@@ -134,19 +134,19 @@ def read_content(grid: Path | Mapping[str, Any]) -> tuple[str, Any]:
             text = format_yaml(grid)
         else:
             text = decode_text(read_bytes(grid, MAX_CONFIG_BYTES))
-        return text, parse_content(text)
+        return text, parse_yaml(text)
 
 
-def parse_content(text: str) -> Any:
-    """Return the content of a YAML text, numbers as written. Raises YAMLError and ConfigError."""
+def parse_yaml(text: str) -> Any:
+    """Parse YAML to dictionaries, lists and strings. Raises YAMLError and ConfigError."""
     # Only nodes are parsed; no object is built from the file.
     node = yaml.compose(text, Loader=yaml.SafeLoader)
-    return None if node is None else _read_node(node, set())
+    return None if node is None else _parse_node(node, set())
 
 
 @contextmanager
 def sweep_errors(grid: Path | Mapping[str, Any]) -> Iterator[None]:
-    """Raise errors of reading and parsing as ConfigError that names the sweep's file."""
+    """Convert errors of reading and parsing to ConfigError with the sweep's path."""
     path = "grid" if isinstance(grid, Mapping) else grid
     try:
         yield
@@ -163,12 +163,12 @@ def sweep_errors(grid: Path | Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError(f"the sweep {path} is not YAML: {problem}") from None
 
 
-def plan_grid(text: str, content: Any) -> Grid:
-    """Return the grid of a file's content, whose runs may repeat each other.
+def build_grid(text: str, content: Any) -> Grid:
+    """Build a grid from parsed YAML. Runs may repeat each other.
 
     text: content of the file. Raises ConfigError if a run is invalid.
     """
-    runs = [_plan_run(run, number) for number, run in enumerate(_iter_runs(content), start=1)]
+    runs = [_build_run(run, number) for number, run in enumerate(_iter_runs(content), start=1)]
     texts = [run.config.as_text() for run in runs]
     set_names = {name for run in runs for name in run.parameters}  # others follow from these
     varied = tuple(n for n in texts[0] if n in set_names and len({t[n] for t in texts}) > 1)
@@ -212,20 +212,20 @@ def check_runs_differ(runs: Sequence[SweepRun]) -> None:
             )
 
 
-def _read_node(node: Any, node_ids: set[int]) -> Any:
-    """Return a YAML node's content, numbers as written. node_ids: of all nodes so far."""
+def _parse_node(node: Any, node_ids: set[int]) -> Any:
+    """Convert a YAML node to dictionaries, lists and strings."""
     where = f"line {node.start_mark.line + 1}"
     if id(node) in node_ids:
         raise ConfigError(f"{where} is an alias (*); write it out")
     node_ids.add(id(node))
     if isinstance(node, yaml.SequenceNode):
-        return [_read_node(value, node_ids) for value in node.value]
+        return [_parse_node(value, node_ids) for value in node.value]
     if isinstance(node, yaml.MappingNode):
         values: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in values:
                 raise ConfigError(f"{where} has a repeated name, or a name that is not a text")
-            values[key.value] = _read_node(value, node_ids)
+            values[key.value] = _parse_node(value, node_ids)
         return values
     return str(node.value)
 
@@ -245,18 +245,18 @@ def format_yaml(content: Any) -> str:
 
 
 def _iter_runs(content: Any) -> Iterator[dict[str, str]]:
-    """Yield each run's parameters, of ``grid``, then ``runs``, which may override ``fixed``."""
+    """Yield each run's parameters, or raise ConfigError for an invalid section."""
     expected = "expected fixed, grid and runs, with at least grid or runs"
     if not isinstance(content, dict):
         raise ConfigError(f"is {safe_repr(content, 100)}; {expected}")
     if unknown := [name for name in content if name not in _SECTIONS]:
         raise ConfigError(f"has a section {safe_repr(unknown[0], 100)}; {expected}")
-    fixed = read_lists(content["fixed"], "fixed") if content.get("fixed") else {}
-    grids = [read_lists(content["grid"], "grid")] if content.get("grid") else []
+    fixed = parse_lists(content["fixed"], "fixed") if content.get("fixed") else {}
+    grids = [parse_lists(content["grid"], "grid")] if content.get("grid") else []
     entries = content.get("runs") or []
     if not isinstance(entries, list):
         raise ConfigError(f"runs is {safe_repr(entries, 100)}; expected a list")
-    grids += [read_lists(entry, f"runs, entry {i}") for i, entry in enumerate(entries, start=1)]
+    grids += [parse_lists(entry, f"runs, entry {i}") for i, entry in enumerate(entries, start=1)]
     if not grids:
         raise ConfigError(f"has no runs; {expected}")
     # Entries of runs may override fixed; in grid it would be a mistake.
@@ -271,8 +271,8 @@ def _iter_runs(content: Any) -> Iterator[dict[str, str]]:
             yield dict(zip(grid, values, strict=True))
 
 
-def read_lists(entry: Any, where: str) -> dict[str, list[str]]:
-    """Return the list of values of each parameter.
+def parse_lists(entry: Any, where: str) -> dict[str, list[str]]:
+    """Return each parameter's list of values, or raise ConfigError.
 
     ``seeds``, the option of ``train``, becomes ``seed``. where: position in the file, for messages.
     """
@@ -299,7 +299,7 @@ def read_lists(entry: Any, where: str) -> dict[str, list[str]]:
     return {**lists, "seed": [seed.strip() for text in seeds for seed in text.split(",")]}
 
 
-def _plan_run(parameters: dict[str, str], number: int) -> SweepRun:
+def _build_run(parameters: dict[str, str], number: int) -> SweepRun:
     try:
         config = TrainConfig.resolve(parameters)
     except ConfigError as error:

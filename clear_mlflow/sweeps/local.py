@@ -28,7 +28,7 @@ ProgramStarter: TypeAlias = Callable[[Sequence[str], Mapping[str, str], str], Pr
 
 
 def start_program(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Process:
-    """Start ``clear-mlflow ARGUMENTS`` in its own session.
+    """Start ``clear-mlflow ARGUMENTS`` in its own session, without waiting.
 
     environment: all its environment variables. log: path of the file that its standard error is
     appended to. Standard output is discarded.
@@ -85,7 +85,7 @@ class LocalEngine:
             running.log.close()
 
     def check_store(self, tracking_uri: str) -> None:
-        """Accept every store: processes of this machine reach what this process reaches."""
+        """Do nothing: every process of this machine reaches the store."""
 
     def describe_capacity(self) -> str:
         """Return "N at a time", a text for the user."""
@@ -113,11 +113,10 @@ class LocalEngine:
         process = self._start(["train", *options], environment, log.name)
         self._running.append(_Training(run, process, log, gpu))
 
-    def wait_for_ended(self, timeout: float) -> Sequence[SweepRun]:
-        """Wait at most *timeout* seconds for a training's end, return its run.
+    def wait_for_ended_runs(self, timeout: float) -> Sequence[SweepRun]:
+        """Return ended runs after waiting up to *timeout* seconds for one.
 
-        Returns all runs whose training ended since the last call, with their exit codes and errors.
-        Waits also if none is running.
+        Their exit codes and errors are set. Waits also if none is running.
         """
         until = time.monotonic() + timeout
         while True:

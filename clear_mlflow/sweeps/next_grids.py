@@ -73,12 +73,12 @@ def _build_chosen(comparison: Comparison) -> str | None:
         parameters = find_common_parameters(best) if comparison.ranked_by in best.metrics else None
         if parameters is not None:
             seeds = [str(seed) for seed in range(_NUM_TEST_SEEDS)]
-            entries.append({**replace_split(parameters), "seed": seeds})
+            entries.append({**undo_split(parameters), "seed": seeds})
     return format_chosen(str(comparison.ranked_by), "", entries)
 
 
-def replace_split(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters that train on all images that a validation split divides."""
+def undo_split(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return parameters that train on all images, without a validation split."""
     split = get_divided_split(parameters.get("split", AUTO))
     others = {name: text for name, text in parameters.items() if name != "split"}
     return others if split == AUTO else {**others, "split": split}
@@ -97,7 +97,7 @@ def format_chosen(metric: str, source: str, entries: Sequence[Mapping[str, objec
 
 
 def find_missing_baselines(comparison: Comparison) -> dict[str, list[dict[str, object]]]:
-    """Return the simple baselines that the runs lack: phrase to the entries of a sweep.
+    """Return sweep entries for simple baselines without runs, by description.
 
     A baseline is trained on the data and with the model of the runs, for each of their test
     conditions. Runs of other programs lack none, because their data and models are not known.
@@ -116,7 +116,7 @@ def find_missing_baselines(comparison: Comparison) -> dict[str, list[dict[str, o
             continue
         runs = [run for group in groups for run in group.members]
         seeds = sorted({r.seed for g, _ in trained for r in g.members if r.seed is not None})
-        for phrase, parameters in _list_baselines(
+        for phrase, parameters in _iter_missing_baselines(
             dict(settings.most_common(1)[0][0]),
             {run.labels.get("strategy", "") for run in runs},
             {run.labels.get("strategy", "") for run in runs if _may_have_budget(run)},
@@ -134,10 +134,10 @@ def _may_have_budget(run: ComparedRun) -> bool:
     return not is_training(run.params) or run.params.get("budget", OFF) != OFF
 
 
-def _list_baselines(
+def _iter_missing_baselines(
     shared: Mapping[str, str], present: Set[str], with_budget: Set[str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield a phrase and parameters for each missing simple baseline."""
+    """Yield description and parameters of each missing simple baseline."""
     waits = "stream_rate" not in shared
     if "ncm" not in present:
         data = {n: text for n, text in shared.items() if PARAMETERS[n].group == DATA}
@@ -174,7 +174,7 @@ def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str |
 
 
 def find_common_parameters(group: Group) -> dict[str, str] | None:
-    """Return the parameters of a group's runs, or None if they cannot be trained."""
+    """Return parameters that all runs share, or None unless equal and trainable."""
     choices = {tuple(_select_changed(member.params).items()) for member in group.members}
     if len(choices) != 1:
         return None
@@ -193,7 +193,7 @@ def find_common_parameters(group: Group) -> dict[str, str] | None:
 
 
 def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return strategy, dataset and parameters without defaults, or {} for other programs."""
+    """Return non-default training parameters, or {} for runs of other programs."""
     if not is_training(logged):
         return {}
     defaults = list_parameter_defaults()

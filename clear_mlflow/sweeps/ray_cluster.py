@@ -113,12 +113,12 @@ class RayEngine:
             self._ray._private.worker._worker_logs_enabled = True
 
     def list_nodes(self) -> list[Mapping[str, Any]]:
-        """Return the machines that are alive, as Ray describes them."""
-        self._check_alive()
+        """Ask the cluster for its live machines, or raise TrainingError."""
+        self._wait_for_cluster()
         return [node for node in self._ray.nodes() if node.get("Alive")]
 
     def count_slots(self) -> int:
-        """Return how many runs fit the machines at a time.
+        """Ask the cluster how many runs fit its machines at a time.
 
         Ignores *jobs*, and what other programs use of the cluster.
         """
@@ -129,7 +129,7 @@ class RayEngine:
         )
 
     def describe_capacity(self) -> str:
-        """Say how many more runs can start, with what resources."""
+        """Return how many more runs can start, and with what resources."""
         resources = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
         return f"{self.count_free_slots()} at a time, each with {resources}"
 
@@ -139,7 +139,7 @@ class RayEngine:
         check_store_is_shared(tracking_uri, self.list_nodes(), node_id)
 
     def count_free_slots(self) -> int:
-        """Return how many more runs can be started now."""
+        """Ask the cluster how many more runs can be started now."""
         num_slots = max(1, self.count_slots())  # counted each time: machines come and go
         return min(self._jobs or num_slots, num_slots) - len(self._running)
 
@@ -153,8 +153,8 @@ class RayEngine:
         )
         self._running[reference] = run
 
-    def wait_for_ended(self, timeout: float) -> Sequence[SweepRun]:
-        """Wait at most *timeout* seconds for a training's end, return its run.
+    def wait_for_ended_runs(self, timeout: float) -> Sequence[SweepRun]:
+        """Return an ended run after waiting up to *timeout* seconds for one.
 
         The run has exit code and error. Returns [] at once if none is running.
         """
@@ -162,11 +162,11 @@ class RayEngine:
             return []
         done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout)
         if not done:
-            self._check_alive()
+            self._wait_for_cluster()
         return [self._collect_result(reference) for reference in done]
 
-    def _check_alive(self) -> None:
-        """Wait up to 20 seconds, and raise TrainingError without the cluster."""
+    def _wait_for_cluster(self) -> None:
+        """Wait up to 20 seconds for the cluster, or raise TrainingError."""
         until = time.monotonic() + _LOST_SECONDS
         while True:
             try:
@@ -206,7 +206,7 @@ class RayEngine:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError, before Ray waits for minutes, unless HOST:PORT answers."""
+    """Connect to HOST:PORT, or raise OSError. Other addresses pass."""
     url = urlsplit(address if "://" in address else f"ray://{address}")
     if url.hostname is not None and url.port is not None:
         with socket.create_connection((url.hostname, url.port), timeout=_CONNECT_SECONDS):

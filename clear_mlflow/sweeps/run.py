@@ -52,13 +52,13 @@ def read_checked_grid(grid: Mapping[str, Any] | str | Path | None, engine: str) 
             "grid is none; pass a YAML file, for example examples/sweep.yaml", parameter="grid"
         )
     checked_grid = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
-    check_grid(checked_grid, engine)
+    check_and_hash_runs(checked_grid, engine)
     check_runs_differ(checked_grid.runs)
     return checked_grid
 
 
-def check_grid(grid: Grid, engine: str) -> None:
-    """Check the parameters of every run, and complete their hashes.
+def check_and_hash_runs(grid: Grid, engine: str) -> None:
+    """Check the parameters of every run, and set its final hash.
 
     Raises ConfigError if a run is invalid.
     """
@@ -82,7 +82,7 @@ def build_engine(
     gpus: float | str,
     start: ProgramStarter = start_program,
 ) -> Engine:
-    """Return the engine: processes on this machine, or a Ray cluster.
+    """Create the engine: processes on this machine, or a Ray cluster.
 
     "auto" for jobs is one process, or as many runs as the cluster has room for. See
     :func:`clear_mlflow.sweep` for the options. Raises ConfigError if one is invalid.
@@ -126,7 +126,7 @@ def train_runs(
     retries: int,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Train the runs that are not done, and print their events.
+    """Train runs that are not done until all end, and print events.
 
     Stops and waits for active runs if *should_stop* returns True. Renews the parent run's lease.
     """
@@ -145,7 +145,7 @@ def train_runs(
         if should_stop() and not is_stopped:
             is_stopped = True
             engine.stop()
-        for run in engine.wait_for_ended(_POLL_SECONDS):
+        for run in engine.wait_for_ended_runs(_POLL_SECONDS):
             may_retry = run.num_tries <= retries
             step = partial(store.record_end, run, may_retry=may_retry, is_stopped=should_stop())
             _retry_while_unreachable(step, should_stop)
@@ -156,7 +156,7 @@ def train_runs(
             renewed_at = time.monotonic()
             with suppress(ClearError):
                 lease.renew()
-    store.find_done_elsewhere(runs)
+    store.mark_done_elsewhere(runs)
 
 
 def print_line(line: str) -> None:

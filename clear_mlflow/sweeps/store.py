@@ -69,16 +69,15 @@ class SweepStore:
         self.parent_id: str | None = None
 
     def read_states(self, grid: Grid) -> None:
-        """Read the states of a grid's runs, without changing the store.
+        """Set each run's state from the store. May wait three minutes.
 
-        The state is "done before", "not done", or "trains elsewhere": another process trains it
-        now. To find that out may take up to three minutes.
+        The state is "done before", "not done", or "trains elsewhere": another process trains it.
         """
         attempts: dict[str, list[Run]] = {}
         for stored_run in self._search_sweep_runs("!= ''"):
             attempts.setdefault(_hash_stored_config(stored_run, grid), []).append(stored_run)
         for run in grid.runs:
-            if not self._set_done_or_active(run, attempts.get(run.run_hash, [])):
+            if not self._set_if_done_or_elsewhere(run, attempts.get(run.run_hash, [])):
                 run.state, run.run_id = NOT_DONE, None
 
     def claim(self, run: SweepRun) -> None:
@@ -91,7 +90,7 @@ class SweepStore:
         """
         while True:
             attempts = self._list_attempts(run)
-            if self._set_done_or_active(run, attempts):
+            if self._set_if_done_or_elsewhere(run, attempts):
                 return
             interrupted, note = self._find_resumable_attempt(run, attempts)
             with mlflow_errors("open a run of the sweep"):
@@ -100,7 +99,7 @@ class SweepStore:
                     self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.parent_id)
                     self.client.update_run(run_id, name=run.name)
                 others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
-                if not self._set_done_or_active(run, others):
+                if not self._set_if_done_or_elsewhere(run, others):
                     for attempt in others:
                         self.client.delete_run(attempt.info.run_id)
                     break
@@ -115,7 +114,7 @@ class SweepStore:
         run.started_at = time.monotonic()
 
     def record_end(self, run: SweepRun, *, may_retry: bool, is_stopped: bool) -> None:
-        """Set state, error and seconds of a run that has ended.
+        """Set how a run ended, and close its MLflow run if open.
 
         The state is "done", "trains elsewhere", "failed" or "not done": then it is trained again,
         unless the sweep was stopped. That is also the state if the process could not resume the
@@ -133,14 +132,14 @@ class SweepStore:
         run.seconds = time.monotonic() - run.started_at
         if _is_done(stored_run):
             run.state, run.error = DONE, None
-        elif run.exit_code == 2 and self._is_trained_elsewhere(stored_run):
+        elif run.exit_code == 2 and self._watch_for_trainer(stored_run):
             run.state, run.error = ELSEWHERE, None
         elif is_stopped:
-            self._close_run(stored_run, "KILLED", "the sweep was stopped")
+            self._close_and_score_run(stored_run, "KILLED", "the sweep was stopped")
             run.state, run.error = NOT_DONE, "stopped"
         elif run.is_lost and may_retry:
             # Only the engine knows so far that the process is dead.
-            self._close_run(stored_run, "KILLED", error)
+            self._close_and_score_run(stored_run, "KILLED", error)
             run.state = NOT_DONE
         elif not run.is_lost and run.resumes_before == tags.get(names.RESUMES_TAG, "0"):
             # The training could not resume the run and left it as it was.
@@ -149,11 +148,11 @@ class SweepStore:
             run.num_tries -= 1
         else:
             error = f"{error} ({run.num_tries} tries)" if run.is_lost else error
-            self._close_run(stored_run, "KILLED" if run.is_lost else "FAILED", error)
+            self._close_and_score_run(stored_run, "KILLED" if run.is_lost else "FAILED", error)
             run.state, run.error = FAILED, error
 
-    def find_done_elsewhere(self, runs: Sequence[SweepRun]) -> None:
-        """Set runs to "done before" that others have trained by now."""
+    def mark_done_elsewhere(self, runs: Sequence[SweepRun]) -> None:
+        """Set runs to "done before" that other processes have finished."""
         for run in runs:
             if run.state == ELSEWHERE:
                 with mlflow_errors(f"read run {run.run_id}"):
@@ -180,26 +179,27 @@ class SweepStore:
         return [
             attempt
             for attempt in self._search_sweep_runs(f"= '{run.run_hash}'")
-            if attempt.info.status != "FAILED" or not self._is_in_other_live_sweep(attempt)
+            if attempt.info.status != "FAILED" or not self._watch_for_other_sweep(attempt)
         ]
 
-    def _set_done_or_active(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
-        for state, has_state in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
+    def _set_if_done_or_elsewhere(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
+        """Set a run's state, and return True, if an attempt suffices."""
+        for state, has_state in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._watch_for_trainer)):
             for attempt in reversed(attempts):
                 if has_state(attempt):
                     run.state, run.run_id = state, str(attempt.info.run_id)
                     return True
         return False
 
-    def _is_trained_elsewhere(self, stored_run: Run) -> bool:
-        """Return True if another process trains a run. May wait three minutes."""
+    def _watch_for_trainer(self, stored_run: Run) -> bool:
+        """Return whether another process trains a run, after up to three minutes."""
         if is_being_trained(self.client, stored_run) or is_resume_reserved(stored_run):
             return True
         # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
         is_open = stored_run.info.status not in ("FINISHED", "FAILED")
-        return is_open and self._is_in_other_live_sweep(stored_run)
+        return is_open and self._watch_for_other_sweep(stored_run)
 
-    def _is_in_other_live_sweep(self, stored_run: Run) -> bool:
+    def _watch_for_other_sweep(self, stored_run: Run) -> bool:
         parent_id = stored_run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id in (None, self.parent_id):
             return False
@@ -209,7 +209,7 @@ class SweepStore:
     def _find_resumable_attempt(
         self, run: SweepRun, attempts: Sequence[Run]
     ) -> tuple[Run | None, str | None]:
-        """Return the newest run to resume, or None, with a note."""
+        """Return the newest attempt that can resume, or None, and a note."""
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
             run_id = attempt.info.run_id
@@ -223,7 +223,7 @@ class SweepStore:
                 return attempt, "resumed"
         return None, note
 
-    def _close_run(self, stored_run: Run, status: Status, error: str) -> None:
+    def _close_and_score_run(self, stored_run: Run, status: Status, error: str) -> None:
         if stored_run.info.status in ("RUNNING", "SCHEDULED"):
             closed = store_outcome(self.client, stored_run.info.run_id, Outcome(status, error))
             with suppress(ClearError):
@@ -237,7 +237,7 @@ def _is_done(stored_run: Run) -> bool:
 
 
 def _hash_stored_config(stored_run: Run, grid: Grid) -> str:
-    """Hash a run's logged parameters, or return its tag if that fails."""
+    """Hash a run's logged parameters, or return its hash tag if impossible."""
     parameters = select_training_parameters(stored_run.data.params)
     # The user's code that a store names is imported only if the grid names it, too.
     trusted = {(run.config.strategy, run.config.dataset) for run in grid.runs}
@@ -250,9 +250,7 @@ def _hash_stored_config(stored_run: Run, grid: Grid) -> str:
 
 
 def open_parent_run(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None) -> str:
-    """Open the parent run of all sweeps of a grid.
-
-    Returns its id.
+    """Open or resume a grid's parent run, and return its id.
 
     Uses the oldest parent run of the grid in the experiment, or else the run that ``mlflow run``
     opened for this process, or else a new one. Sets it to RUNNING, and stores the grid in it.
@@ -307,12 +305,9 @@ def close_parent_run(
     status: Status,
     comparison_run: Run | None,
 ) -> None:
-    """Write all runs' final states into the parent run.
+    """Write final states and best metrics to the parent run, ending it.
 
-    Sets its status.
-
-    Also logs a description, and the metrics of the best method. comparison_run: run that stores the
-    comparison, or None.
+    Also logs a description. comparison_run: run that stores the comparison, or None.
     """
     with mlflow_errors(f"close run {run_id}"):
         text = json.dumps([run.to_dict() for run in runs], indent=2) + "\n"

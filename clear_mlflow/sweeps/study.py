@@ -25,10 +25,10 @@ from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.sweeps.grid import (
     Grid,
     SweepRun,
+    build_grid,
     format_yaml,
-    plan_grid,
+    parse_lists,
     read_content,
-    read_lists,
     sweep_errors,
 )
 
@@ -79,17 +79,17 @@ class Study:
         tune = {**self.tune, "split": [get_divided_split(self.tune["split"][0])]}
         return {**tune, "seed": []} == {"split": [AUTO], **self.test, "seed": []}
 
-    def plan(
+    def build_grid(
         self, stream: Mapping[str, Sequence[str]], combinations: Iterable[Mapping[str, str]]
     ) -> Grid:
-        """Return the runs of combinations on a stream, seed by seed. They may repeat each other."""
-        content = {"runs": [self.complete(stream, values) for values in combinations]}
-        return plan_grid(format_yaml(content), content)
+        """Build the runs of all combinations and seeds on a stream."""
+        content = {"runs": [self.build_entry(stream, values) for values in combinations]}
+        return build_grid(format_yaml(content), content)
 
-    def complete(
+    def build_entry(
         self, stream: Mapping[str, Sequence[str]], values: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return an entry of a sweep's file: strategy, the stream, the others, and seeds."""
+        """Build a sweep's entry from parameters of a stream and a method."""
         texts = {name: texts[0] for name, texts in stream.items() if name != "seed"}
         strategy = {"strategy": values["strategy"]} if "strategy" in values else {}
         return {**strategy, **texts, **values, "seed": list(stream["seed"])}
@@ -108,8 +108,8 @@ def read_study(grid: Path | Mapping[str, Any]) -> Study | None:
         if unknown := [name for name in content if name not in _SECTIONS]:
             expected = ", ".join(_SECTIONS)
             raise ConfigError(f"has a section {safe_repr(unknown[0], 100)}; expected {expected}")
-        tune = {"split": ["validation"], **_read_stream(content, "tune")}
-        test = _read_stream(content, "test")
+        tune = {"split": ["validation"], **_parse_stream(content, "tune")}
+        test = _parse_stream(content, "test")
         for name, stream, expected in (("tune", tune, "validation"), ("test", test, "test")):
             split = stream.get("split", [AUTO])[0]
             if get_measured_split(split) != expected:
@@ -117,18 +117,18 @@ def read_study(grid: Path | Mapping[str, Any]) -> Study | None:
                     f"{name} has split={safe_repr(split)}, which measures on "
                     f"{get_measured_split(split)} images; expected {expected} images"
                 )
-        metric, num_draws, seed = _read_search(content.get("search") or {})
+        metric, num_draws, seed = _parse_search(content.get("search") or {})
         select_on = content.get("select_on", COMPLETE)
         if select_on not in (COMPLETE, FIRST, PAST):
             raise ConfigError(
                 f"select_on is {safe_repr(select_on)}; expected {COMPLETE}, {FIRST} or {PAST}"
             )
-        fixed = read_lists(content["fixed"], "fixed") if content.get("fixed") else {}
-        methods = _read_methods(content.get("methods"), fixed, {*tune, *test}, num_draws, seed)
+        fixed = parse_lists(content["fixed"], "fixed") if content.get("fixed") else {}
+        methods = _parse_methods(content.get("methods"), fixed, {*tune, *test}, num_draws, seed)
         study = Study(text, tune, test, metric, select_on, methods)
         for method in methods:  # an invalid run is an error before anything is trained
-            study.plan(tune, method.draws)
-            study.plan(test, [*method.draws, method.defaults])
+            study.build_grid(tune, method.draws)
+            study.build_grid(test, [*method.draws, method.defaults])
     return study
 
 
@@ -150,10 +150,10 @@ class Choice:
         return " ".join(f"{name}={text}" for name, text in self.parameters.items())
 
 
-def choose(
+def choose_parameters(
     study: Study, comparison: Comparison, runs: Sequence[SweepRun], trained: Sequence[SweepRun]
 ) -> tuple[list[Choice], str]:
-    """Choose the parameters of each method by its tuning runs.
+    """Choose each method's parameters by its tuning runs, and the metric.
 
     Returns the choices, best first, and the name of the metric. Of equal means, the earlier in the
     file is chosen. A combination with a run that diverged, or whose metric is undefined, is not
@@ -162,11 +162,11 @@ def choose(
     runs: runs in the order of the methods' draws, seed by seed. trained: those that train
     something else than an earlier one, with the ids of their MLflow runs.
     """
-    values = read_values(comparison, trained, study.select_on)
-    metric = _find_metric(study, comparison, values.values())
+    values = get_metric_values(comparison, trained, study.select_on)
+    metric = _choose_metric(study, comparison, values.values())
     sign = 1 if comparison.is_higher_better(metric) else -1
     trained_runs = {run.config_hash: run for run in trained}
-    runs_of_draws = iter_seeds([trained_runs[run.config_hash] for run in runs], study.tune)
+    runs_of_draws = iter_combinations([trained_runs[run.config_hash] for run in runs], study.tune)
     choices = []
     for method in study.methods:
         candidates = []
@@ -187,44 +187,44 @@ def choose(
 def format_choices(
     study: Study, comparison: Comparison, choices: Sequence[Choice], metric: str
 ) -> str:
-    """Return ``chosen.yaml``: the runs that test the choices."""
+    """Return the YAML of ``chosen.yaml``: the runs that test the choices."""
     from clear_mlflow.sweeps.next_grids import (
         find_common_parameters,
         format_chosen,
-        replace_split,
+        undo_split,
     )
 
     if len(digests := {conditions.digest for conditions in comparison.conditions}) > 1:
         raise ConfigError(f"the tuning runs have {len(digests)} different streams; expected one")
     stream, entries = comparison.conditions[0], []
     for choice in choices:
-        entry = study.complete(study.test, choice.parameters)
+        entry = study.build_entry(study.test, choice.parameters)
         if study.is_same_stream:  # another one has its own recipe: only what the file sets travels
             run_ids = {run.run_id for run in choice.runs}
             groups = (g for g in comparison.groups if g.members[0].run_id in run_ids)
             logged = find_common_parameters(next(groups))
-            entry = entry if logged is None else {**replace_split(logged), "seed": entry["seed"]}
+            entry = entry if logged is None else {**undo_split(logged), "seed": entry["seed"]}
         entries.append(entry)
     source = f"# Chosen on {one_line(stream.name)}, {one_line(stream.digest)}.\n"
     return str(format_chosen(metric, "" if study.is_same_stream else source, entries))
 
 
-def iter_seeds(
+def iter_combinations(
     runs: Sequence[SweepRun], stream: Mapping[str, Sequence[str]]
 ) -> Iterator[Sequence[SweepRun]]:
-    """Yield the runs of each combination on a stream: one for each of its seeds."""
+    """Yield the runs of each combination, one for each seed of *stream*."""
     num_seeds = len(stream["seed"])
     for first in range(0, len(runs), num_seeds):
         yield runs[first : first + num_seeds]
 
 
-def read_values(
+def get_metric_values(
     comparison: Comparison, runs: Sequence[SweepRun], select_on: str = COMPLETE
 ) -> dict[str, Mapping[str, float]]:
-    """Return the metrics of runs by ``config_hash``, without runs that diverged."""
+    """Return the runs' metrics by config hash, without diverged runs."""
     compared = {run.run_id: run for run in comparison.runs if not run.diverged}
     return {
-        run.config_hash: _select_values(select_on, comparison, compared[run.run_id])
+        run.config_hash: _get_values(select_on, comparison, compared[run.run_id])
         for run in runs
         if run.run_id in compared
     }
@@ -238,8 +238,8 @@ def compute_mean(
     return None if None in values else fmean(value for value in values if value is not None)
 
 
-def list_distinct(grid: Grid) -> Grid:
-    """Return a grid with the first of each runs that train the same."""
+def drop_repeated_runs(grid: Grid) -> Grid:
+    """Return a grid without later runs that train the same."""
     runs: dict[str, SweepRun] = {}
     for run in grid.runs:
         runs.setdefault(run.config_hash, run)
@@ -270,7 +270,7 @@ class StudyReport:
 
     @property
     def frame(self) -> DataFrame:
-        """One row a method."""
+        """Data frame with one row for each method."""
         from pandas import DataFrame
 
         return DataFrame(list(self.methods))
@@ -306,7 +306,7 @@ def build_report(
     *,
     sign: int,
 ) -> StudyReport:
-    """Return the report of a study.
+    """Build the report of a study from means on the test stream.
 
     tested: means on the test stream of what each choice tests (:meth:`Choice.list_tested`). sign:
     -1 if lower values are better.
@@ -335,8 +335,8 @@ def build_report(
     return StudyReport(metric, tuned_on, tuple(rows), None if math.isnan(tau) else tau)
 
 
-def _select_values(select_on: str, comparison: Comparison, run: ComparedRun) -> Mapping[str, float]:
-    """Return a run's metrics, or the metrics of its first buckets."""
+def _get_values(select_on: str, comparison: Comparison, run: ComparedRun) -> Mapping[str, float]:
+    """Return a run's metrics, or compute them on its first buckets."""
     if select_on == COMPLETE:
         return run.summary
     matrix = run.record.masked_matrix
@@ -358,9 +358,10 @@ def _select_values(select_on: str, comparison: Comparison, run: ComparedRun) -> 
     return values
 
 
-def _find_metric(
+def _choose_metric(
     study: Study, comparison: Comparison, values: Iterable[Mapping[str, float]]
 ) -> str:
+    """Return the metric of the study or comparison, or raise ConfigError."""
     from clear_mlflow.comparison.ranking import choose_ranking_metric  # late: it loads pandas
 
     counts = Counter(name for run_values in values for name in run_values)
@@ -377,8 +378,8 @@ def _find_metric(
     )
 
 
-def _read_stream(content: Mapping[str, Any], section: str) -> dict[str, list[str]]:
-    lists = read_lists(content.get(section), section)
+def _parse_stream(content: Mapping[str, Any], section: str) -> dict[str, list[str]]:
+    lists = parse_lists(content.get(section), section)
     for name, values in lists.items():
         if name != "seed" and len(values) > 1:
             raise ConfigError(
@@ -387,7 +388,8 @@ def _read_stream(content: Mapping[str, Any], section: str) -> dict[str, list[str
     return {"seed": ["0"], **lists}
 
 
-def _read_search(search: Any) -> tuple[str, int | None, int]:
+def _parse_search(search: Any) -> tuple[str, int | None, int]:
+    """Return metric, number of draws or None, and seed of the draws."""
     if not isinstance(search, dict):
         raise ConfigError(f"search is {safe_repr(search, 100)}; expected draws, seed, metric")
     numbers = {"draws": None, "seed": 0}
@@ -406,22 +408,22 @@ def _read_search(search: Any) -> tuple[str, int | None, int]:
     return search.get("metric", AUTO), numbers["draws"], numbers["seed"] or 0
 
 
-def _read_methods(
+def _parse_methods(
     entries: Any,
     fixed: Mapping[str, list[str]],
-    of_streams: set[str],
+    stream_parameters: set[str],
     num_draws: int | None,
     seed: int,
 ) -> tuple[Method, ...]:
-    """Return the methods with their draws. of_streams: parameters that a method must not set."""
+    """Return the methods with their combinations of parameters, or raise ConfigError."""
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"methods is {safe_repr(entries, 100)}; expected a list of methods")
     all_lists = []
     for number, entry in enumerate(entries, start=1):
-        own = read_lists(entry, where := f"methods, entry {number}")
+        own = parse_lists(entry, where := f"methods, entry {number}")
         strategy = {"strategy": own["strategy"]} if "strategy" in own else {}
         lists = {**strategy, **fixed, **own}
-        if both := sorted(lists.keys() & {*of_streams, "seed", "split", "dataset"}):
+        if both := sorted(lists.keys() & {*stream_parameters, "seed", "split", "dataset"}):
             raise ConfigError(f"{where} has {both[0]}, which belongs to tune and test")
         if len(lists.get("strategy", [])) > 1:
             raise ConfigError(f"{where} has several strategies; write an entry for each")

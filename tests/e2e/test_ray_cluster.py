@@ -76,7 +76,7 @@ with RayEngine(train, jobs=3) as engine:
     assert engine.count_free_slots() == 0
     ended = []
     while len(ended) < 2:
-        ended += engine.wait_for_ended(60.0)
+        ended += engine.wait_for_ended_runs(60.0)
     assert {run.error for run in ended} == {"0", "1"}
     assert engine.count_free_slots() == 2
 with RayEngine(train, gpus=0.5) as engine:

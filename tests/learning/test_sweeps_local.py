@@ -63,7 +63,7 @@ def test_concurrent_trainings_are_spread_over_the_gpus(started, two_gpus, monkey
         engine.start(*TASK)
     assert gpus(started) == ["GPU-aa", "GPU-bb", "GPU-aa"]
     started[1].returncode = 0
-    engine.wait_for_ended(0)
+    engine.wait_for_ended_runs(0)
     engine.start(*TASK)
     assert gpus(started)[3] == "GPU-bb"
 

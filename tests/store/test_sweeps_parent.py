@@ -237,7 +237,7 @@ def test_one_of_two_concurrent_sweeps_trains_a_common_run(store, experiment_id, 
             return super().create_run(*arguments, **options)
 
     engine = SimpleNamespace(check_store=lambda uri: None, count_free_slots=lambda: 1)
-    engine.wait_for_ended = lambda timeout: []  # it starts nothing
+    engine.wait_for_ended_runs = lambda timeout: []  # it starts nothing
     result = run_sweep(grid, Late(store.tracking_uri), experiment_id, engine)
     assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *other_ids)]
     condition = f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.config_hash}'"

@@ -10,13 +10,13 @@ from one_line_errors import check_error
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.sweeps.study import (
     build_report,
-    choose,
+    choose_parameters,
     compute_mean,
+    drop_repeated_runs,
     format_choices,
-    iter_seeds,
-    list_distinct,
+    get_metric_values,
+    iter_combinations,
     read_study,
-    read_values,
 )
 
 A, C = 0.9, math.log(0.01)
@@ -35,8 +35,8 @@ def stub_accuracy(lr, best):
 
 
 def train_stub(study, stream, combinations, accuracy, diverged=()):
-    grid = study.plan(stream, combinations)
-    distinct = list_distinct(grid)
+    grid = study.build_grid(stream, combinations)
+    distinct = drop_repeated_runs(grid)
     compared = []
     for number, run in enumerate(distinct.runs):
         run.run_id = f"run{number}"
@@ -75,7 +75,7 @@ def test_choice_and_regret_follow_from_the_stubs_accuracy():
 
     runs, trained, comparison = train_stub(study, study.tune, list_draws(study), tune)
     assert len(trained) == len(runs) - 1  # ncm ignores memory
-    choices, metric = choose(study, comparison, runs, trained)
+    choices, metric = choose_parameters(study, comparison, runs, trained)
     assert [str(choice) for choice in choices] == [
         "strategy=naive lr=0.01",
         "strategy=ncm memory=50",
@@ -91,8 +91,10 @@ def test_choice_and_regret_follow_from_the_stubs_accuracy():
     for choice in choices:
         tested = choice.list_tested(with_regret=True)
         runs, trained, comparison = train_stub(study, study.test, tested, test)
-        values = read_values(comparison, trained)
-        means.append([compute_mean(seeds, values, SCORE) for seeds in iter_seeds(runs, study.test)])
+        values = get_metric_values(comparison, trained)
+        means.append(
+            [compute_mean(seeds, values, SCORE) for seeds in iter_combinations(runs, study.test)]
+        )
     report = build_report(choices, means, SCORE, "digits-writers", sign=1)
     naive, ncm = report.methods
     assert naive["chosen"] == {"lr": "0.01"}
@@ -110,7 +112,7 @@ def test_the_defaults_may_be_the_best():
     """Also where lower is better, and if the value of the chosen one is undefined."""
     study = read_study({**STUDY, "methods": STUDY["methods"][:1]})
     runs, trained, comparison = train_stub(study, study.tune, list_draws(study), fill(0.5))
-    choices, metric = choose(study, comparison, runs, trained)
+    choices, metric = choose_parameters(study, comparison, runs, trained)
     for means, sign, best, regret in (
         ([0.5, 0.8, 0.5, 0.6, 0.4], 1, 0.8, 0.3),
         ([0.5, 0.2, 0.5, 0.6, 0.4], -1, 0.2, 0.3),
@@ -124,7 +126,9 @@ def test_the_defaults_may_be_the_best():
 @pytest.mark.parametrize("draws", [2, 3, 30])
 def test_a_method_with_fewer_combinations_than_draws_trains_each_once(draws):
     study = read_study({**STUDY, "search": {"draws": draws}})
-    runs = [run for method in study.methods for run in study.plan(study.tune, method.draws).runs]
+    runs = [
+        run for method in study.methods for run in study.build_grid(study.tune, method.draws).runs
+    ]
     assert [len(method.draws) for method in study.methods] == [min(draws, 3), 2]
     assert len({run.name for run in runs}) == len(runs) == min(draws, 3) + 2
 
@@ -140,7 +144,7 @@ def test_tau_counts_pairs_in_the_same_order(tested, tau):
     runs, trained, comparison = train_stub(
         study, study.tune, list_draws(study), lambda run: fill(level[run.config.strategy])
     )
-    choices, metric = choose(study, comparison, runs, trained)
+    choices, metric = choose_parameters(study, comparison, runs, trained)
     report = build_report(choices, [[x, x] for x in tested], metric, "digits-writers", sign=1)
     assert report.tau == (None if tau is None else pytest.approx(tau))
     assert "regret" not in report.methods[0]
@@ -153,7 +157,7 @@ def test_of_equal_means_the_earlier_is_chosen():
     for lrs in (LRS, LRS[::-1]):
         study = read_study({**STUDY, "methods": [{"strategy": "naive", "lr": lrs}]})
         runs, trained, comparison = train_stub(study, study.tune, list_draws(study), fill(0.5))
-        (choice,), _ = choose(study, comparison, runs, trained)
+        (choice,), _ = choose_parameters(study, comparison, runs, trained)
         assert choice.parameters["lr"] == lrs[0]
 
 
@@ -174,11 +178,13 @@ def test_a_choice_reads_only_the_rows_and_columns_of_its_part(select_on, chosen)
         ]
 
     runs, trained, comparison = train_stub(study, study.tune, list_draws(study), matrix)
-    (choice,), metric = choose(study, comparison, runs, trained)
+    (choice,), metric = choose_parameters(study, comparison, runs, trained)
     assert (choice.parameters["lr"], metric) == (chosen, SCORE)
     # By default, the metric is the first that this part defines.
     automatic = read_study({**STUDY, "select_on": select_on, "search": {}})
-    metric = choose(replace(automatic, methods=study.methods), comparison, runs, trained)[1]
+    metric = choose_parameters(
+        replace(automatic, methods=study.methods), comparison, runs, trained
+    )[1]
     assert metric == (
         "renate/average_accuracy" if select_on == "first" else "clear/challenge_score"
     )
@@ -189,21 +195,21 @@ def test_runs_without_the_metric_are_not_chosen():
     study = read_study(STUDY)
     runs, trained, comparison = train_stub(study, study.tune, list_draws(study), fill(0.5))
     with pytest.raises(ConfigError, match="metric of search is 'nope', which no tuning run"):
-        choose(replace(study, metric="nope"), comparison, runs, trained)
+        choose_parameters(replace(study, metric="nope"), comparison, runs, trained)
     changed = replace(study, metric="clear/challenge_score", select_on="first")
     with pytest.raises(ConfigError, match="challenge_score', which no tuning run defines for sel"):
-        choose(changed, comparison, runs, trained)
+        choose_parameters(changed, comparison, runs, trained)
     runs, trained, comparison = train_stub(
         study, study.tune, list_draws(study), fill(0.5), diverged=["naive"]
     )
     with pytest.raises(ConfigError, match="method naive lacks a combination with"):
-        choose(replace(study, select_on="complete"), comparison, runs, trained)
+        choose_parameters(replace(study, select_on="complete"), comparison, runs, trained)
 
 
 def test_chosen_parameters_travel_without_the_recipe_of_their_stream():
     study = read_study({**STUDY, "fixed": {"epochs": 3}, "methods": STUDY["methods"][:1]})
     runs, trained, comparison = train_stub(study, study.tune, list_draws(study), fill(0.5))
-    choices, metric = choose(study, comparison, runs, trained)
+    choices, metric = choose_parameters(study, comparison, runs, trained)
     text = format_choices(study, comparison, choices, metric)
     assert "# Chosen on digits-writers, sha256:abab" in text
     assert text.endswith(
@@ -325,4 +331,4 @@ def test_a_part_of_new_classes_is_chosen_by_a_metric_for_them(scenario, metric):
     )
     for run in comparison.runs:
         run.params["scenario"] = scenario
-    assert choose(study, comparison, runs, trained)[1] == metric
+    assert choose_parameters(study, comparison, runs, trained)[1] == metric
