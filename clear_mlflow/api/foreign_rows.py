@@ -20,8 +20,8 @@ from clear_mlflow.importers import (
     RowPattern,
     combine_rows,
     load_file,
-    read_row,
-    read_runs,
+    parse_row,
+    parse_runs,
 )
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -104,14 +104,14 @@ def _read_matrix(
             artifact = ArtifactFolder(client, run, parent).fetch_file(name, folder)
             file = load_file(artifact, options)
         if row is None:
-            runs = read_runs(file)
+            runs = parse_runs(file)
             if len(runs) != 1:
                 raise RecordError(
                     f"{safe_repr(path)} contains {len(runs)} runs; expected only this run's"
                 )
             return runs[0].matrix
         try:
-            rows[row] = read_row(file)
+            rows[row] = parse_row(file)
         except RecordError as error:
             raise RecordError(f"{safe_repr(file.name, 120)}: {error}") from error
     return combine_rows(rows, options)

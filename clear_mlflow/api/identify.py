@@ -25,7 +25,7 @@ from clear_mlflow.importers import (
     find_cell_error,
     load_file,
     match_number,
-    read_runs,
+    parse_runs,
 )
 from clear_mlflow.metrics import ALL_METRICS, MATRIX, Metric, adapt_metrics, compute_values
 
@@ -236,9 +236,9 @@ def _read_matrices(
 
         return [("", load(source).record.masked_matrix)]
     try:
-        runs = read_runs(load_file(path, options), file_format)
+        runs = parse_runs(load_file(path, options), file_format)
     except OrientationError:  # both orientations are tried in any case
-        runs = read_runs(load_file(path, replace(options, orientation="rows")), file_format)
+        runs = parse_runs(load_file(path, replace(options, orientation="rows")), file_format)
     return [(run.label, run.matrix) for run in runs]
 
 

@@ -42,7 +42,7 @@ from clear_mlflow.importers import (
     detect_format,
     find_skipped_files,
     load_file,
-    read_runs,
+    parse_runs,
 )
 from clear_mlflow.journal.reading import read_run
 from clear_mlflow.journal.run_folder import (
@@ -141,7 +141,7 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
             if is_bundle_path(path):
                 yield from _copy_bundle(copier, client, path, label, options.list_passed())
                 continue
-            for run in read_runs(load_file(path, read_options), options.format):
+            for run in parse_runs(load_file(path, read_options), options.format):
                 if same := _find_same_run(imported, run, overrides):
                     detail = f"contains the same matrix as {same.file}"
                     action = SKIPPED if same.path not in (None, path) else STORED

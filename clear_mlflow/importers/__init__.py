@@ -16,10 +16,10 @@ from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_LOG_BYTES, check_size, read_bytes
 from clear_mlflow.importers._base import Format, ReadOptions, ResultFile
-from clear_mlflow.importers._normalise import ImportedRun, OrientationError, normalise
+from clear_mlflow.importers._normalise import ImportedRun, OrientationError, convert_run
 from clear_mlflow.importers._rounding import WITHIN_CELLS, find_cell_error, match_number
-from clear_mlflow.importers._row_files import RowPattern, combine_rows, read_row
-from clear_mlflow.importers.plain_text import find_unreadable_cell
+from clear_mlflow.importers._row_files import RowPattern, combine_rows, parse_row
+from clear_mlflow.importers.plain_text import describe_unreadable_cell
 
 __all__ = [
     "FORMATS",
@@ -36,8 +36,8 @@ __all__ = [
     "find_skipped_files",
     "load_file",
     "match_number",
-    "read_row",
-    "read_runs",
+    "parse_row",
+    "parse_runs",
 ]
 
 
@@ -70,7 +70,7 @@ def load_file(path: Path, options: ReadOptions | None = None) -> ResultFile:
 
 
 def detect_format(file: ResultFile) -> Format | None:
-    """Return the first format that matches a file, if any does.
+    """Return the stated or first matching format, or None.
 
     Formats that many programs write (CSV, NumPy, JSON) are tried last. With the option ``rows``,
     every file is a log, and with ``table``, a table.
@@ -81,7 +81,7 @@ def detect_format(file: ResultFile) -> Format | None:
 
 
 def _get_stated_format(options: ReadOptions) -> tuple[str, str]:
-    """Return the option that only one format has, and that format, or empty texts."""
+    """Return the option that implies a format, and that format, or ""."""
     if options.rows is not None and options.table:
         raise ConfigError(
             f"rows is {safe_repr(options.rows)}, but table states a table; leave one out",
@@ -92,7 +92,7 @@ def _get_stated_format(options: ReadOptions) -> tuple[str, str]:
     return ("", "") if options.rows is None else ("rows", "log-rows")
 
 
-def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun, ...]:
+def parse_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun, ...]:
     """Parse a result file, and return matrix and metadata of each run.
 
     format_name: a key of :data:`FORMATS`, or "auto" to detect it. Raises RecordError if the file
@@ -117,14 +117,14 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
         if not file.head.strip():
             raise RecordError(f"{name} is empty; expected a file of results")
         with suppress(RecordError):  # not a text
-            name += f" contains {find_unreadable_cell(file)}, and"
+            name += f" contains {describe_unreadable_cell(file)}, and"
         raise RecordError(
             f"{name} is in an unknown format; choose one of {', '.join(FORMATS)}, or see "
             "docs/import.md"
         )
     try:
         check_size(file.content, file_format.max_bytes)
-        runs = tuple(normalise(file, file_format, parsed) for parsed in file_format.parse(file))
+        runs = tuple(convert_run(file, file_format, parsed) for parsed in file_format.parse(file))
         if not runs:
             raise RecordError("contains no run")
         return runs

@@ -256,14 +256,14 @@ def parse_cell(text: str) -> float:
     return float(text)
 
 
-def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
+def check_end(file: ResultFile, is_complete: bool, missing_part: str) -> None:
     """Raise RecordError if a log is incomplete, unless the user passed orientation="rows".
 
-    is_complete: False if the log is incomplete. end: what it lacks, for the message.
+    missing_part: what an incomplete log lacks, for the message.
     """
     if not is_complete and file.options.orientation != "rows":
         raise RecordError(
-            f"lacks {end}: the run stopped early, or the file is truncated. Pass "
+            f"lacks {missing_part}: the run stopped early, or the file is truncated. Pass "
             'orientation="rows" to import the tests that it contains'
         )
 
@@ -279,36 +279,31 @@ def check_columns(columns: Sequence[str], names: Sequence[str]) -> None:
 
 
 def suggest_buckets(names: Sequence[str]) -> str:
-    """Suggest buckets=NAMES for errors, if the first line names buckets."""
+    """Return advice to pass buckets=NAMES, to end an error message."""
     return f"if the first line names the buckets, pass buckets={safe_repr(','.join(names))}"
 
 
 def to_floats(values: object, name: str) -> list[float]:
-    """Convert a JSON list to floats, null to NaN.
+    """Convert a JSON list to floats, null to NaN, or raise RecordError.
 
-    name: of the list, in errors.
-
-    Raises RecordError if it is not a list of numbers, or has more than ``MAX_BUCKETS``.
+    The list has at most ``MAX_BUCKETS`` numbers. name: of the list, in errors.
     """
     return [NAN if cell is None else cell for cell in untrusted.convert(values, _Floats, name)]
 
 
 def to_rows(values: object, name: str) -> list[list[float]]:
-    """Convert a JSON list of lists to floats, null to NaN.
+    """Convert a JSON matrix to floats, null to NaN, or raise RecordError.
 
-    name: of the list, in errors.
-
-    The rows may differ in length. Raises RecordError as :func:`to_floats` does.
+    The rows may differ in length. name: of the list, in errors.
     """
     rows = untrusted.convert(values, _Rows, name)
     return [[NAN if cell is None else cell for cell in row] for row in rows]
 
 
 def parse_index(digits: str, name: str, largest: int = MAX_BUCKETS) -> int:
-    """Convert a string of digits to an integer.
+    """Convert a string of digits to an integer, or raise RecordError.
 
-    name: what the integer is, for example "a task". Raises RecordError if the string is not a
-    number, or exceeds *largest*.
+    name: what the integer is, for example "a task".
     """
     number = digits.lstrip("0") or "0"
     is_decimal = digits.isascii() and digits.isdecimal()

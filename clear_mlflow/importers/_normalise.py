@@ -53,8 +53,8 @@ class ImportedRun:
     proof: str = ""  # which averages in the file the matrix fits; empty if there are none
 
 
-def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> ImportedRun:
-    """Convert a parsed run to fractions, NaN where nothing was measured.
+def convert_run(file: ResultFile, file_format: Format, parsed: ParsedRun) -> ImportedRun:
+    """Convert a parsed run to a matrix of fractions, by options.
 
     Applies ``file.options``: makes rows of columns, orders rows by their labels, separates the row
     of the untrained model, and masks future buckets. A score other than accuracy keeps its unit.
@@ -150,7 +150,7 @@ def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]
 def _detect_orientation(
     file_format: Format, parsed: ParsedRun, options: ReadOptions
 ) -> tuple[str, str]:
-    """Return "rows" or "columns", whichever are tests, and the proof.
+    """Return the stated or proven orientation, "rows" or "columns", and the proof.
 
     The proof is a text that names the averages in the file that the matrix fits, or "". An
     orientation that the options state is returned unchecked.
@@ -174,7 +174,7 @@ def _detect_orientation(
     printed = parsed.printed if parsed.initial is None else ()
     if orientation not in ("auto", "named") and not printed:
         return orientation, ""
-    return _find_orientation(_build_array(None, parsed.rows)[1:], printed, orientation)
+    return _prove_orientation(_build_array(None, parsed.rows)[1:], printed, orientation)
 
 
 def _order_rows(parsed: ParsedRun, options: ReadOptions) -> ParsedRun:
@@ -282,10 +282,7 @@ def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptio
 
 
 def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
-    """Set future cells to NaN if future="not-tested".
-
-    Then drops untrained rows of zeros.
-    """
+    """Set untested future cells to NaN, and drop untrained rows of zeros."""
     future = ~np.tri(*values.shape, dtype=np.bool_)
     measured = values[future & ~np.isnan(values)]
     if file_format.is_general and options.future == "auto" and measured.size and not measured.any():
@@ -305,10 +302,10 @@ def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _
     return masked[: trained[-1] + 1 if trained.size else 0]
 
 
-def _find_orientation(
+def _prove_orientation(
     cells: _Cells, printed: Sequence[PrintedNumber], marked_orientation: str
 ) -> tuple[str, str]:
-    """Return "rows" or "columns", whichever are tests, and a proof.
+    """Return the orientation that fits printed averages and empty cells, with proof.
 
     A matrix that is not square is "rows" unless marked. The text names the averages in the file
     that the matrix fits ("" without averages). cells: NaN or 0 where nothing was measured. printed:
@@ -348,7 +345,7 @@ def _find_orientation(
 
 
 def _find_orientation_by_shape(cells: _Cells) -> str:
-    """Return "rows" or "columns" if a square's empty cells prove it.
+    """Return "rows", "columns" or "" by a square's empty cells.
 
     Empty means NaN or 0. The tests are columns if all cells below the diagonal are empty, and some
     above and none on it. Nothing is proven, "", if neither all cells below nor all above it are

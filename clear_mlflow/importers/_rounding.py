@@ -32,7 +32,7 @@ def find_cell_error(cells: NDArray[np.float64]) -> float:
 def match_number(
     value: float, number: float, unit: float, *, cell_error: float = 0, slack: float = 1e-9
 ) -> str:
-    """Return how a value becomes a printed number, or "".
+    """Return "rounded", "cut off" or "within cells" if numbers agree, or "".
 
     The number has digits down to *unit*.
 

@@ -20,7 +20,7 @@ from clear_mlflow.importers._base import (
     parse_index,
     to_floats,
 )
-from clear_mlflow.importers._normalise import normalise
+from clear_mlflow.importers._normalise import convert_run
 
 _ROW_FIELDS = ("accuracy", "accuracies", "acc", "values")
 _PLACEHOLDERS = {
@@ -67,7 +67,7 @@ class RowPattern:
         return bool(_compile_pattern(self.parts[depth]).fullmatch(name))
 
     def find_rows(self, paths: Iterable[str]) -> dict[int | None, str]:
-        """Return the matching paths by number of trained buckets, in order.
+        """Return matching paths by row, or a complete matrix's under None.
 
         Returns {} if none matches. A pattern without {row} or {row0} matches a complete matrix,
         whose key is None. Raises RecordError if two paths have the same number, a number is above
@@ -95,8 +95,8 @@ class RowPattern:
         return rows
 
 
-def read_row(file: ResultFile) -> list[float]:
-    """Return the numbers of a file with a single row.
+def parse_row(file: ResultFile) -> list[float]:
+    """Parse a file with a single row, or raise RecordError.
 
     The file is a JSON list, a JSON object with the list as ``accuracy``, ``accuracies``, ``acc`` or
     ``values``, a line or column of text, or a .npy array. NaN means not measured. Raises
@@ -109,9 +109,9 @@ def read_row(file: ResultFile) -> list[float]:
             document = next((document[name] for name in _ROW_FIELDS if name in document), document)
         return to_floats(document, "the row")
     if numpy_file.is_npy(file.content):
-        rows = numpy_file.read_npy_rows(file.content)
+        rows = numpy_file.parse_npy_rows(file.content)
     else:
-        rows = [[parse_cell(cell) for cell in line] for line in plain_text.read_table(file)]
+        rows = [[parse_cell(cell) for cell in line] for line in plain_text.parse_table(file)]
     if len(rows) != 1 and any(len(row) != 1 for row in rows):
         raise RecordError(f"contains {len(rows)} lines; expected one row of numbers")
     cells = [cell for row in rows for cell in row]
@@ -123,10 +123,8 @@ def read_row(file: ResultFile) -> list[float]:
 def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> AccuracyMatrix:
     """Build a matrix from rows by number of trained buckets.
 
-    0 is the untrained model.
-
-    Missing rows become NaN; the option ``orientation`` is ignored. Raises RecordError if the rows
-    are ambiguous or invalid, and ConfigError if an option contradicts them.
+    0 is the untrained model. Missing rows become NaN; the option ``orientation`` is ignored. Raises
+    RecordError if the rows are ambiguous or invalid, and ConfigError if an option contradicts them.
 
     rows: at least one.
     """
@@ -137,7 +135,7 @@ def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> A
         orientation="rows",
     )
     options = replace(options, orientation="auto")  # the pattern names the rows
-    return normalise(ResultFile("rows", b"", options), plain_text.PlainText(), parsed).matrix
+    return convert_run(ResultFile("rows", b"", options), plain_text.PlainText(), parsed).matrix
 
 
 def _compile_pattern(pattern: str) -> re.Pattern[str]:

@@ -191,7 +191,7 @@ def _order_experiences(cells: Mapping[tuple[int, int], float], stated: Sequence[
 
 
 def _split_tests(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Split [steps, values] per key into accuracies per key of each test."""
+    """Convert series of steps and values to a dictionary for each test."""
     values_by_key = {}
     for key, value in document.items():
         if not _METRIC.fullmatch(key):

@@ -73,9 +73,10 @@ class LogRows(Format):
 def search_lines(
     expression: str, lines: Sequence[str], *, name: str = "rows", method: str = "search"
 ) -> list[tuple[int, str]]:
-    """Return number and group of each line that matches, in a process of limited time.
+    """Search lines in another process, and raise RecordError after 20 seconds.
 
-    name: parameter with the expression. method: "search", or "fullmatch" for complete lines.
+    Returns number and group of each line that matches. name: parameter with the expression.
+    method: "search", or "fullmatch" for complete lines.
     """
     try:
         done = subprocess.run(  # noqa: S603
@@ -100,7 +101,7 @@ def search_lines(
 
 
 def _parse_cells(text: str, line: int) -> list[float]:
-    """Return a row's numbers, without brackets, % and deviations."""
+    """Return a row's numbers, without brackets, % and deviations, or raise."""
     numbers = DEVIATION.sub("", text).replace("%", " ").strip("[]() \t\r,;")
     cells = _SPACE.split(numbers)
     if len(cells) > 1 and all(map(DECIMAL_COMMA.fullmatch, cells)):  # 91,2 52,0

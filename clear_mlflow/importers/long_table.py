@@ -86,7 +86,7 @@ def _iter_values(
     file: ResultFile, roles: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str, str, float]]:
     """Yield location, run, step, bucket and value of each cell that is a value of a bucket."""
-    names, columns = _read_names(file), [*roles.values()]
+    names, columns = _parse_column_names(file), [*roles.values()]
     check_columns(columns, names)
     if is_long := "metric" in roles:
         lines = _iter_records(file, [roles["metric"]])
@@ -175,8 +175,7 @@ def _is_parquet(file: ResultFile) -> bool:
     return file.content.startswith(b"PAR1")
 
 
-def _read_names(file: ResultFile) -> list[str]:
-    """Return the names of a table's columns."""
+def _parse_column_names(file: ResultFile) -> list[str]:
     if _is_parquet(file):
         with _open_parquet(file) as opened:
             return [*opened.schema_arrow.names]
@@ -244,7 +243,7 @@ def _iter_parquet(file: ResultFile, columns: Sequence[str]) -> Iterator[tuple[in
 
 
 def _to_texts(column: Any) -> Iterator[str]:
-    """Yield the cells of an Arrow column as texts, "" for null."""
+    """Yield the cells of an Arrow column as strings, "" for null."""
     import pyarrow as pa
 
     for chunk in column.chunks:

@@ -54,7 +54,7 @@ class Mammoth(Format):
         for number, line in enumerate(file.iter_lines(MAX_RUNS), start=1):
             text = line.strip()
             try:
-                entries = _split_entries(text)
+                entries = _parse_entries(text)
                 rows = _build_rows(entries)
             except RecordError as error:
                 raise RecordError(f"line {number} {error}") from error
@@ -71,7 +71,7 @@ class Mammoth(Format):
 
 
 def _build_rows(entries: dict[str, str]) -> list[list[float]]:
-    """Return row i, accuracies on tasks 1 to i, or all."""
+    """Build a row of accuracies for each test, or raise RecordError."""
     tests: dict[int, dict[int, float]] = {}
     for name, value in entries.items():
         if match := _CELL.fullmatch(name):
@@ -107,8 +107,8 @@ def _build_rows(entries: dict[str, str]) -> list[list[float]]:
     return rows
 
 
-def _split_entries(line: str) -> dict[str, str]:
-    """Parse a dictionary's repr to texts, without nested values."""
+def _parse_entries(line: str) -> dict[str, str]:
+    """Parse a dictionary's repr to strings, without nested values."""
     if len(line) > MAX_LINE_CHARACTERS:
         raise RecordError(f"has {len(line)} characters; at most {MAX_LINE_CHARACTERS} are read")
     if not (line.startswith("{") and line.endswith("}")):

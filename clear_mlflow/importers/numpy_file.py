@@ -38,9 +38,9 @@ class NumpyFile(Format):
         contains no such matrix.
         """
         if is_npy(file.content):
-            yield ParsedRun(rows=read_npy_rows(file.content))
+            yield ParsedRun(rows=parse_npy_rows(file.content))
             return
-        arrays = _read_npz(file.content)
+        arrays = _parse_npz(file.content)
         preferred = [name for name in _MATRIX_NAMES if name in arrays]
         matrices = [name for name, array in arrays.items() if array.ndim == 2]
         if not preferred and len(matrices) != 1:
@@ -64,17 +64,17 @@ def is_npy(content: bytes) -> bool:
     return content[:6] == npy.MAGIC_PREFIX
 
 
-def read_npy_rows(content: bytes) -> list[list[float]]:
-    """Return the rows of a .npy file.
+def parse_npy_rows(content: bytes) -> list[list[float]]:
+    """Return the rows of a .npy file, or raise RecordError.
 
     A 1-D array is one row. Raises RecordError if it has more than two dimensions, or does not
     contain numbers.
     """
-    return _to_rows(_read_npy(content))
+    return _to_rows(_parse_npy(content))
 
 
-def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of a .npz file by name."""
+def _parse_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
+    """Return the arrays of a .npz file by name, or raise RecordError."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
@@ -82,13 +82,13 @@ def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
                 raise RecordError(
                     f"unpacks to more than {MAX_RESULTS_BYTES} bytes or {MAX_ARRAYS} arrays"
                 )
-            return {m.filename.removesuffix(".npy"): _read_npy(archive.read(m)) for m in members}
+            return {m.filename.removesuffix(".npy"): _parse_npy(archive.read(m)) for m in members}
     # RuntimeError: an encrypted member, or (NotImplementedError) an unsupported compression.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise RecordError(f"is not a .npz file: {safe_repr(str(error), 100)}") from error
 
 
-def _read_npy(content: bytes) -> NDArray[np.generic]:
+def _parse_npy(content: bytes) -> NDArray[np.generic]:
     """Return the array of a .npy file, without copying or unpickling."""
     file = io.BytesIO(content)
     try:

@@ -80,7 +80,7 @@ class PlainText(Format):
         Raises RecordError if the table can be read in several ways, and names the option that
         decides, or if it contains no number; ConfigError if a column of the options is missing.
         """
-        table, options = read_table(file), file.options
+        table, options = parse_table(file), file.options
         while table and all(len(row) > 1 and not row[-1] for row in table):
             table = [row[:-1] for row in table]  # a separator at the end of each line
         if not table:
@@ -101,12 +101,12 @@ class PlainText(Format):
             if names and len(names) < width:
                 raise RecordError(f"names {len(names)} columns, but has a line of {width} cells")
             columns = _choose_columns(names, width, options)
-            printed = _read_average_column(names or (), table)
+            printed = _parse_average_column(names or (), table)
             names = names and [names[j] for j in columns]
             table = [[row[j] for j in columns if j < len(row)] for row in table]
         printed += _find_printed_averages(file, len(table))
         if unreadable := [cell for row in table for cell in row if not is_cell(cell)]:
-            location = find_unreadable_cell(file, unreadable[0])
+            location = describe_unreadable_cell(file, unreadable[0])
             raise RecordError(f"contains {location}; expected a number, or nothing")
         initial, rows = None, [[parse_cell(cell) for cell in row] for row in table]
         for index, label in enumerate(labels or ()):
@@ -130,13 +130,13 @@ class PlainText(Format):
             labels=None if options.row_labels == "ignore" else labels,
             orientation="rows"
             if options.columns
-            else _find_orientation_words(corner, names, labels),
+            else _get_orientation_from_words(corner, names, labels),
             printed=printed,
         )
 
 
-def find_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
-    """Return "'x' in line 3, cell 2" of a cell without a number.
+def describe_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
+    """Return "'x' in line 3, cell 2" for a cell without number.
 
     unreadable: the cell, which may be a name of a column as well; "" for the first one in a line
     with a number, of which the first cell may be a label.
@@ -158,7 +158,7 @@ def find_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
     return location
 
 
-def read_table(file: ResultFile) -> list[list[str]]:
+def parse_table(file: ResultFile) -> list[list[str]]:
     """Split a text into lines of cells, without blank lines and remarks.
 
     Remarks are lines that begin with # or %, print an average, or are Excel's "sep=;". A NumPy
@@ -262,7 +262,7 @@ def _has_labels(
 
 
 def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -> bool:
-    """Return True if the first line has column names, no numbers."""
+    """Return True if the first line names columns, or raise if unclear."""
     first, *rest = table[0]
     if bucket_names and bucket_names in (table[0], rest):
         return True
@@ -301,10 +301,10 @@ def _is_range(cells: Sequence[str]) -> bool:
     return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
 
 
-def _find_orientation_words(
+def _get_orientation_from_words(
     corner: str, names: Sequence[str] | None, labels: Sequence[str] | None
 ) -> str:
-    """Return a matrix's orientation from words in header and labels.
+    """Return "rows", "columns" or "auto" by words in header and labels.
 
     It is "rows" if each row has the accuracies after one training, "columns" if each column has
     them, and "auto" without a word such as "train", "after", "test" or "eval".
@@ -331,10 +331,10 @@ def _find_printed_averages(file: ResultFile, step: int) -> list[PrintedNumber]:
     ]
 
 
-def _read_average_column(
+def _parse_average_column(
     names: Sequence[str], table: Sequence[Sequence[str]]
 ) -> list[PrintedNumber]:
-    """Return the first column like "avg" by step, or []."""
+    """Return the numbers of the first column like "avg", by step."""
     column = next((j for j, name in enumerate(names) if _AVERAGE_COLUMN.fullmatch(name)), None)
     return [
         PrintedNumber.parse(LINE_AVERAGE, row[column], step)

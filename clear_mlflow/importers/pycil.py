@@ -74,7 +74,7 @@ class PyCIL(Format):
 
         Raises RecordError if a test is missing, or if the groups of classes are not the tasks.
         """
-        trainings = _read_trainings(file)
+        trainings = _split_trainings(file)
         is_single = sum(len(training.tests) for training in trainings) == 1
         number = 0
         for training in trainings:
@@ -84,8 +84,8 @@ class PyCIL(Format):
                 yield _build_run(file, training, classifier, tests, label)
 
 
-def _read_trainings(file: ResultFile) -> list[_Training]:
-    """Split a log at lists of all classes. The first may be empty."""
+def _split_trainings(file: ResultFile) -> list[_Training]:
+    """Split a log into trainings, of which the first may be empty."""
     trainings = [_Training({}, 0)]
     arguments: dict[str, str] = {}
     for line in file.iter_lines():
@@ -160,7 +160,7 @@ def _build_run(
 def _find_weights(
     groups: Sequence[str], rows: Sequence[Sequence[float]], totals: Sequence[float]
 ) -> list[int]:
-    """Return the groups' numbers of classes if totals prove them."""
+    """Return the groups' numbers of classes, or [] if totals contradict them."""
     bounds = [map(int, name.split("-")) for name in groups]
     weights = [1 + abs(last - first) for first, last in bounds]
     averages = [np.average(row, weights=weights[: len(row)]) for row in rows]

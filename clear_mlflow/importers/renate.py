@@ -16,7 +16,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import convert
 from clear_mlflow.importers._base import Format, ParsedRun, ResultFile, parse_cell, to_rows
-from clear_mlflow.importers.plain_text import read_table
+from clear_mlflow.importers.plain_text import parse_table
 
 # Some versions put the time behind the number.
 _UPDATE = re.compile(r"metrics_summary_update_([0-9]{1,6})(_.*)?\.csv")
@@ -35,7 +35,7 @@ class RenateCSV(Format):
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
         """Yield the file's one run. Raises RecordError if it contains no matrix."""
-        table = read_table(file) or [[]]
+        table = parse_table(file) or [[]]
         metrics, tasks = table[0], table[1] if len(table) > 1 else []
         columns = [j for j, name in enumerate(metrics) if name == "accuracy"]
         if not columns:

@@ -18,8 +18,8 @@ from clear_mlflow.importers import (
     ResultFile,
     RowPattern,
     combine_rows,
-    read_row,
-    read_runs,
+    parse_row,
+    parse_runs,
 )
 from clear_mlflow.store.rows import read_rows
 
@@ -78,7 +78,7 @@ def test_an_ambiguous_pattern_is_an_error(pattern, paths, part):
 )
 def test_a_row_has_many_forms(content):
     content = content if isinstance(content, bytes) else content.encode()
-    matrix = combine_rows({2: read_row(ResultFile("row", content))}, ReadOptions())
+    matrix = combine_rows({2: parse_row(ResultFile("row", content))}, ReadOptions())
     np.testing.assert_array_equal(matrix.values[1], SQUARE[1])
     assert np.isnan(matrix.values[0]).all()
 
@@ -89,7 +89,7 @@ def test_any_bytes_are_a_row_or_a_one_line_error(content):
     """Artifacts of other programs may contain anything."""
     message = ""
     try:
-        combine_rows({1: read_row(ResultFile("row", content))}, ReadOptions())
+        combine_rows({1: parse_row(ResultFile("row", content))}, ReadOptions())
     except ClearError as error:
         message = str(error)
     assert message.isprintable()
@@ -108,7 +108,7 @@ def test_an_avalanche_file_with_an_unclear_order_is_a_one_line_error(trained, pa
     lines = ["eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"]
     lines += [f"{j},{i},0.5000,0.5000,0.0000" for i in trained.split() for j in range(3)]
     file = ResultFile("eval_results.csv", "\n".join(lines).encode())
-    check_error(RecordError, part, read_runs, file)
+    check_error(RecordError, part, parse_runs, file)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from forked import ForkedPython
 from mlflow.entities import ViewType
 
 import clear_mlflow
-from clear_mlflow.importers import load_file, read_runs
+from clear_mlflow.importers import load_file, parse_runs
 from clear_mlflow.store import names
 
 # Imports a framework, and then runs each script that is requested in a fork of itself.
@@ -358,7 +358,7 @@ def test_avalanches_experiences_are_rows_in_the_order_of_their_training(
 ):
     assert run_script(str(len(order)), order, "row-0") == (0, ANY)
     (run,) = map(clear_mlflow.load, (run.info.run_id for run in list_runs(store)))
-    (imported,) = read_runs(load_file(tmp_path / f"logs{order}" / "eval_results.csv"))
+    (imported,) = parse_runs(load_file(tmp_path / f"logs{order}" / "eval_results.csv"))
     assert run.status == "FINISHED"
     for done in (run, imported):
         assert done.matrix.buckets == tuple(order)

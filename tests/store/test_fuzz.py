@@ -34,7 +34,7 @@ from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predict
 from clear_mlflow.core.text import one_line
 from clear_mlflow.data.cache import UnusableFileError, read_array, write_array
 from clear_mlflow.data.features.shipped import load_torch_file
-from clear_mlflow.importers import FORMATS, ResultFile, read_runs
+from clear_mlflow.importers import FORMATS, ResultFile, parse_runs
 from clear_mlflow.journal.run_folder import (
     METRICS_JSON,
     OUTCOME_JSON,
@@ -237,7 +237,7 @@ def test_import_formats(data):
     else:
         content = data.draw(mangle_bytes(content) | st.binary(max_size=200))
     format_name = data.draw(st.sampled_from(("auto", "auto", *FORMATS)))
-    runs = read_or_refused(lambda: read_runs(ResultFile(name, content), format_name)) or ()
+    runs = read_or_refused(lambda: parse_runs(ResultFile(name, content), format_name)) or ()
     matrices = [run.matrix.values[~np.isnan(run.matrix.values)] for run in runs]
     for run, cells in zip(runs, matrices, strict=True):
         assert bool(((cells >= 0) & (cells <= 1)).all())

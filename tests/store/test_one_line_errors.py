@@ -19,7 +19,7 @@ from stored_runs import stored_run
 
 from clear_mlflow.api import import_
 from clear_mlflow.core.errors import RecordError, TrackingError
-from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
+from clear_mlflow.importers import ReadOptions, ResultFile, parse_runs
 from clear_mlflow.store import client as store_client
 from clear_mlflow.store.client import preflight
 
@@ -84,7 +84,7 @@ def test_a_field_of_a_file_is_not_spelled_as_an_option(
 
 def test_messages_of_functions_spell_arguments_as_in_python():
     with pytest.raises(RecordError, match='pass scale="percent"'):
-        read_runs(ResultFile("x.csv", b"75,50\n70,90\n", ReadOptions(orientation="rows")))
+        parse_runs(ResultFile("x.csv", b"75,50\n70,90\n", ReadOptions(orientation="rows")))
 
 
 # Makes a package unimportable in a process and in those that it starts.

@@ -43,7 +43,7 @@ def result_file(name: str, content: str | bytes, **options) -> importers.ResultF
 
 
 def read(name: str, content: str | bytes, format_name: str = "auto", **options) -> AccuracyMatrix:
-    (run,) = importers.read_runs(result_file(name, content, **options), format_name)
+    (run,) = importers.parse_runs(result_file(name, content, **options), format_name)
     return run.matrix
 
 
@@ -220,7 +220,7 @@ def test_previews_and_averages_belong_to_the_labelled_order():
     averages = [f"{lines[i]},{np.mean(row[: i + 1])}" for i, row in enumerate(SQUARE)]
     for order in (averages, averages[::-1], averages[:0:-1]):
         table = "\n".join(["task,t1,t2,t3,average", *order])
-        (run,) = importers.read_runs(result_file("a.csv", table))
+        (run,) = importers.parse_runs(result_file("a.csv", table))
         np.testing.assert_array_equal(run.matrix.values[1:], SQUARE[1:])
         assert run.proof.startswith("rows as training: fits average of a line 0.666667")
 
@@ -319,12 +319,12 @@ def test_runs_that_stopped_have_fewer_rows():
 
 def test_each_line_of_mammoth_is_a_run():
     lines = [files.mammoth_line(PAST_ONLY, seed=seed, backbone="resnet18") for seed in (0, 1)]
-    two = importers.read_runs(result_file("logs.pyd", "".join(lines)))
+    two = importers.parse_runs(result_file("logs.pyd", "".join(lines)))
     assert [run.label for run in two] == ["line 1", "line 2"]
     assert [run.metadata["seed"] for run in two] == ["0", "1"]
     parameters = {"strategy": "derpp", "dataset": "seq-cifar10", "model": "resnet18"}
     assert two[0].metadata == {**parameters, "seed": "0"}
-    (run,) = importers.read_runs(result_file("logs.pyd", files.mammoth_line(PAST_ONLY, seed=None)))
+    (run,) = importers.parse_runs(result_file("logs.pyd", files.mammoth_line(PAST_ONLY, seed=None)))
     assert "seed" not in run.metadata
 
 
@@ -360,10 +360,10 @@ def test_avalanches_results_are_in_an_order_that_is_proven_or_stated(order):
     """Tests that each add an experience prove it; otherwise it is by number, and called that."""
     numbered = np.array(SQUARE)[:, np.argsort(order)]
     names = tuple(str(number + 1) for number in order)
-    (run,) = importers.read_runs(result_file("e.json", files.avalanche_results(numbered)))
+    (run,) = importers.parse_runs(result_file("e.json", files.avalanche_results(numbered)))
     assert run.matrix.buckets == ("1", "2", "3")
     assert run.proof.startswith("experiences by number, which proves no order of training")
-    (run,) = importers.read_runs(
+    (run,) = importers.parse_runs(
         result_file("e.json", files.avalanche_results(numbered), buckets=names)
     )
     assert (run.matrix.buckets, run.proof) == (names, "")
@@ -372,7 +372,7 @@ def test_avalanches_results_are_in_an_order_that_is_proven_or_stated(order):
     for i, test in enumerate(tests):
         for number in order[i + 1 :]:
             del test[files.avalanche_name(number)]
-    (run,) = importers.read_runs(result_file("e.json", json.dumps(tests)))
+    (run,) = importers.parse_runs(result_file("e.json", json.dumps(tests)))
     assert (run.matrix.buckets, run.proof) == (names, "")
     assert_equal(run.matrix, PAST_ONLY)
 
@@ -415,7 +415,7 @@ def test_imported_matrices_have_capymoas_scores():
 def test_counts_and_keys_are_read_or_passed():
     stored = {"matrix": SQUARE, "num_instances": [16, 32, 48], "buckets": ["a", "b", 3]}
     stored |= {"seed": 2**70, "strategy": "er", "model": True}
-    (run,) = importers.read_runs(result_file("a.json", json.dumps(stored)))
+    (run,) = importers.parse_runs(result_file("a.json", json.dumps(stored)))
     matrix = run.matrix
     assert (matrix.num_instances.tolist(), matrix.buckets) == ([16, 32, 48], ("a", "b", "3"))
     assert run.metadata == {"strategy": "er"}
@@ -531,7 +531,7 @@ def test_sizes_are_limited_before_memory_is_allocated(tmp_path):
         ("a.csv", ",".join(["0.5"] * 1001), "expected 1 to 1000"),
     ]:
         with pytest.raises(RecordError, match=part):
-            importers.read_runs(result_file(name, content))
+            importers.parse_runs(result_file(name, content))
     large = tmp_path / "large.csv"
     large.touch()
     os.truncate(large, (64 << 20) + 1)

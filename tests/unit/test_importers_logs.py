@@ -16,7 +16,7 @@ import pytest
 from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ClearError, RecordError
-from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
+from clear_mlflow.importers import ReadOptions, ResultFile, parse_runs
 
 LOGS = Path(__file__).parent.parent / "support" / "published_logs"
 RANGE = " (accuracy over all images: only within the range of the row)"
@@ -31,7 +31,7 @@ SQUARE = np.array([[61.5, 40.2, 30.1], [55.1, 70.3, 42.0], [50.2, 60.4, 72.8]])
 
 def read(name, content, **options):
     encoded = content.encode() if isinstance(content, str) else content
-    return read_runs(ResultFile(name, encoded, ReadOptions(**options)))
+    return parse_runs(ResultFile(name, encoded, ReadOptions(**options)))
 
 
 def read_log(name, **options):

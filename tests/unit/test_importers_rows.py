@@ -8,7 +8,7 @@ import pytest
 from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.importers import ReadOptions, ResultFile, log_rows, read_runs
+from clear_mlflow.importers import ReadOptions, ResultFile, log_rows, parse_runs
 
 JAGGED = [[42.9], [48.4, 67.3], [44.6, 48.5, 68.3]]
 LOG = """task 0, epoch 1: loss 1.2, accuracies: [1.0]
@@ -23,7 +23,7 @@ mean: 53.8
 def read(text: str, rows: str = r"CIL: \[(.*)\]", format_name: str = "auto", **options):
     options = {"scale": "percent", **options}
     file = ResultFile("train.log", text.encode(), ReadOptions(rows=rows, **options))
-    return read_runs(file, format_name)
+    return parse_runs(file, format_name)
 
 
 def stack(rows) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_a_log_whose_lines_begin_with_a_bracket_is_neither_json_nor_an_array(lin
     file = ResultFile("train.log", f"{line}\n{line}\n".encode())
     assert not file.looks_like_json
     assert not file.is_printed_array
-    check_error(RecordError, "is in an unknown format", read_runs, file)
+    check_error(RecordError, "is in an unknown format", parse_runs, file)
     (run,) = read(f"{line}\nCIL: [0.5]\n", scale="fraction")
     assert run.matrix.values.tolist() == [[0.5]]
 
@@ -148,7 +148,7 @@ def test_a_printed_array_is_recognized(text):
 def test_rows_of_another_format_are_a_one_line_error():
     check_error(ConfigError, "but format is pycil; leave rows out", read, LOG, "(a)", "pycil")
     file = ResultFile("train.log", LOG.encode())
-    check_error(ConfigError, "which needs rows", read_runs, file, "log-rows")
+    check_error(ConfigError, "which needs rows", parse_runs, file, "log-rows")
 
 
 MARKDOWN = """| after | A1 | A2 | A3 |
@@ -190,7 +190,7 @@ A3 & 60.5 & \underline{70.5} & $\mathbf{95.5}$ \\
 def test_a_table_of_a_paper_is_read(text):
     """With its rules, bold numbers and deviations; also without the lines around the rows."""
     file = ResultFile("table.txt", text.encode(), ReadOptions(scale="percent", orientation="rows"))
-    (run,) = read_runs(file)
+    (run,) = parse_runs(file)
     expected = [[90.5, 20, 10.5], [70.5, 80.25, 30], [60.5, 70.5, 95.5]]
     np.testing.assert_allclose(run.matrix.values, np.array(expected) / 100)
 
@@ -201,7 +201,7 @@ def test_a_dash_in_such_a_table_is_a_cell_that_was_not_measured(text, dash):
     """LaTeX has longer dashes, with which this package writes tables, too."""
     text = text.replace(" 30 ", f" {dash} ")
     file = ResultFile("table.txt", text.encode(), ReadOptions(scale="percent", orientation="rows"))
-    (run,) = read_runs(file)
+    (run,) = parse_runs(file)
     assert np.argwhere(np.isnan(run.matrix.values)).tolist() == [[1, 2]]
 
 
@@ -211,12 +211,12 @@ def test_a_dash_in_such_a_table_is_a_cell_that_was_not_measured(text, dash):
 )
 def test_a_cell_of_such_a_table_that_is_not_a_number_is_named(text, cell):
     file = ResultFile("table.txt", text.encode(), ReadOptions(scale="percent", orientation="rows"))
-    check_error(RecordError, f"'{cell}' in line", read_runs, file, "text")
+    check_error(RecordError, f"'{cell}' in line", parse_runs, file, "text")
 
 
 def test_deviations_in_csv_are_left_out():
     file = ResultFile("m.csv", b"0.9 +- 0.01,0.2\n0.8,0.95+-0.1\n", ReadOptions(orientation="rows"))
-    assert read_runs(file)[0].matrix.values.tolist() == [[0.9, 0.2], [0.8, 0.95]]
+    assert parse_runs(file)[0].matrix.values.tolist() == [[0.9, 0.2], [0.8, 0.95]]
 
 
 @pytest.mark.parametrize(
@@ -232,4 +232,4 @@ def test_deviations_in_csv_are_left_out():
 def test_an_unreadable_cell_is_named_by_line_and_number(text, location):
     """Next to deviations and labels, which can be read."""
     file = ResultFile("m.csv", text.encode(), ReadOptions(scale="percent", orientation="rows"))
-    check_error(RecordError, f"contains {location}", read_runs, file)
+    check_error(RecordError, f"contains {location}", parse_runs, file)

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.importers import ReadOptions, ResultFile, log_rows, read_runs
+from clear_mlflow.importers import ReadOptions, ResultFile, log_rows, parse_runs
 
 COLUMNS = ("run", "step", "metric", "value")
 MATRIX = [[0.8, 0.3, 0.2], [0.7, 0.85, 0.4], [0.6, 0.75, 0.9]]
@@ -58,7 +58,7 @@ def write_parquet(lines) -> bytes:
 def read(content, columns=COLUMNS, row_metric=METRIC, format_name="auto", **options):
     text = content if isinstance(content, bytes) else content.encode()
     read_options = ReadOptions(table=True, columns=columns, row_metric=row_metric, **options)
-    return read_runs(ResultFile("export.csv", text, read_options), format_name)
+    return parse_runs(ResultFile("export.csv", text, read_options), format_name)
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
@@ -196,7 +196,7 @@ def test_options_that_contradict_a_table_are_one_line_errors():
                 row_metric="acc")  # fmt: skip
     check_error(ConfigError, "pass table=true", ReadOptions, row_metric="(a)")
     file = ResultFile("export.csv", content)
-    check_error(ConfigError, "pass table=true", read_runs, file, "long-table")
+    check_error(ConfigError, "pass table=true", parse_runs, file, "long-table")
 
 
 def test_an_expression_that_takes_exponential_time_is_stopped(monkeypatch):

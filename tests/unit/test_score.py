@@ -26,7 +26,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, format_significant
-from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
+from clear_mlflow.importers import ReadOptions, ResultFile, parse_runs
 from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, adapt_metrics
 from clear_mlflow.report.colours import build_cell_scale
 from clear_mlflow.report.exports import format_matrix_json
@@ -330,7 +330,7 @@ def test_runs_of_different_scores_are_not_compared():
 
 def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
     def read(name, content, **options):
-        return read_runs(ResultFile(name, content, ReadOptions(**options)))[0].matrix
+        return parse_runs(ResultFile(name, content, ReadOptions(**options)))[0].matrix
 
     errors = b"2,4,6\n3,2.5,5\n3.5,3,1.5\n"
     matrix = read("errors.csv", errors, score=RMSE, orientation="rows")
