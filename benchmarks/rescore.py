@@ -179,7 +179,7 @@ def build_runs(client, experiment: str, count: int) -> None:
     """Create runs whose row files are copied to the artifact folder on this machine."""
     from clear_mlflow.core.dataset import DatasetDescription
     from clear_mlflow.core.matrix import AccuracyRow
-    from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
+    from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, format_row_file_name
 
     numbers = np.random.default_rng(len(experiment) + count)
     experiment_id = client.create_experiment(experiment)
@@ -205,7 +205,7 @@ def build_runs(client, experiment: str, count: int) -> None:
                 package_version="0.1.0",
                 written_at=f"2026-01-31T12:{number:02d}:00.123+00:00",
             )
-            (rows / row_file_name(number)).write_text(record.to_json())
+            (rows / format_row_file_name(number)).write_text(record.to_json())
 
 
 @contextmanager

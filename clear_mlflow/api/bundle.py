@@ -35,7 +35,7 @@ from clear_mlflow.core.untrusted import (
     MAX_PREDICTIONS_BYTES,
     convert,
     hash_file,
-    json_object,
+    parse_json_object,
     read_bytes,
 )
 from clear_mlflow.core.version import __version__
@@ -376,7 +376,7 @@ def _read_header(folder: Path) -> _Header:
     if file.is_symlink() or not file.is_file():
         raise RecordError(f"lacks {HEADER_JSON}")
     text = read_bytes(file, MAX_METADATA_BYTES)
-    content = json_object(text, MAX_METADATA_BYTES)
+    content = parse_json_object(text, MAX_METADATA_BYTES)
     if content.get("format") != FORMAT:
         raise RecordError(f"has format {safe_repr(content.get('format'))}; expected {FORMAT}")
     digest = content.get("digest")

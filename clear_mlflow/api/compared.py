@@ -43,7 +43,7 @@ from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError, RecordError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, json_object
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, parse_json_object
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import (
     COST_METRICS,
@@ -487,7 +487,7 @@ def build_run_without_rows(run: Run) -> RunWithoutRows:
 def _read_described(run: Run) -> dict[str, dict[str, str | None]]:
     """Return the parameters that a training described, {} without any."""
     with suppress(RecordError):
-        content = json_object(run.data.tags.get(names.PARAMETERS_TAG, "{}"), MAX_TAG_BYTES)
+        content = parse_json_object(run.data.tags.get(names.PARAMETERS_TAG, "{}"), MAX_TAG_BYTES)
         described: dict[str, dict[str, str | None]] = convert(
             content, dict[str, dict[str, str | None]], names.PARAMETERS_TAG
         )

@@ -12,7 +12,7 @@ from clear_mlflow.api.import_ import build_records
 from clear_mlflow.core.dataset import UNKNOWN
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
-from clear_mlflow.core.record import row_file_name
+from clear_mlflow.core.record import format_row_file_name
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
 from clear_mlflow.importers import (
@@ -53,7 +53,7 @@ def copy_foreign_rows(
         "seed": labels.get("seed", ""),
     }
     for record in build_records(matrix, metadata, {"format": "rows", "pattern": pattern.pattern}):
-        name = row_file_name(record.row.row)
+        name = format_row_file_name(record.row.row)
         if name not in stored_rows:
             store_row(client, run, name, record.to_json().encode())
 

@@ -29,7 +29,7 @@ from clear_mlflow.core.record import (
     Record,
     RowRecord,
     assemble,
-    row_file_name,
+    format_row_file_name,
     utc_now,
 )
 from clear_mlflow.core.score import Score
@@ -258,7 +258,7 @@ def _store_run(
         info = StoredInfo(name=run_name, status="FINISHED", start_time=time, end_time=time)
         folder.append_json(INFO_JSON, info)
         for record in build_records(run.matrix, metadata, origin, dataset):
-            name = f"{ROWS_FOLDER}/{row_file_name(record.row.row)}"
+            name = f"{ROWS_FOLDER}/{format_row_file_name(record.row.row)}"
             folder.append(name, record.to_json().encode())
         folder.close()
         run_id = uuid4().hex if again else identity[:32]

@@ -226,7 +226,7 @@ def _print_members(members: Mapping[int, Scores]) -> None:
     lines = []
     for name, numbers in summary.items():
         is_cost = name.startswith("cost/")
-        format_number = partial(format_significant, digits=4) if is_cost else ACCURACY.number
+        format_number = partial(format_significant, digits=4) if is_cost else ACCURACY.format_metric
         cells = ["-" if math.isnan(number) else format_number(number) for number in numbers]
         lines.append([name, *cells])
     print_table(

@@ -146,7 +146,7 @@ def _build_leaderboard(
     """
     score = comparison.score
     # One digit less than elsewhere, so that five columns fit.
-    number = "{:.3f}".format if score.is_accuracy else score.cell
+    number = "{:.3f}".format if score.is_accuracy else score.format_cell
 
     def format_cell(name: str, cell: Any) -> str:
         if name == COST:

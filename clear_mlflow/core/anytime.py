@@ -27,7 +27,7 @@ from clear_mlflow.core.untrusted import (
     convert,
     format_document,
     format_document_name,
-    json_object,
+    parse_json_object,
 )
 
 # Not below the folder of the rows: readers of rows never list these files.
@@ -70,8 +70,8 @@ class AnytimeRow(msgspec.Struct, frozen=True):
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
 
     def check_agrees(self, other: AnytimeRow) -> None:
-        """Raise RecordError if another test of the same bucket contradicts this one."""
-        name = anytime_file_name(self.bucket, self.test)
+        """Raise RecordError if another test of the same bucket contradicts it."""
+        name = format_anytime_file_name(self.bucket, self.test)
         if (self.num_tests, self.num_steps) != (other.num_tests, other.num_steps):
             raise RecordError(
                 f"{name} is one of {self.num_tests} tests in {self.num_steps} steps, and test "
@@ -96,13 +96,13 @@ class AnytimeRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> AnytimeRow:
-        """Read the untrusted text of a test's file.
+        """Parse the untrusted text of a test's file, or raise RecordError.
 
         Raises RecordError if it is invalid, or if the file's name *source* is not the name of this
         test.
         """
         try:
-            document = json_object(text, MAX_ROW_BYTES)
+            document = parse_json_object(text, MAX_ROW_BYTES)
             check_schema(document, SCHEMA_NAME)
             row: AnytimeRow = convert(document, cls)
             key = row.buckets[row.bucket - 1]
@@ -111,7 +111,7 @@ class AnytimeRow(msgspec.Struct, frozen=True):
                     f"training_on is {safe_repr(document.get('training_on'))}; bucket "
                     f"{row.bucket} of these is {safe_repr(key)}"
                 )
-            if anytime_file_name(row.bucket, row.test) != source:
+            if format_anytime_file_name(row.bucket, row.test) != source:
                 raise RecordError(
                     f"contains test {row.test} of bucket {row.bucket}; a file was renamed or copied"
                 )
@@ -120,24 +120,24 @@ class AnytimeRow(msgspec.Struct, frozen=True):
         return row
 
 
-def anytime_file_name(bucket: int, test: int) -> str:
+def format_anytime_file_name(bucket: int, test: int) -> str:
     """Return the name of a test's file.
 
-    >>> anytime_file_name(3, 12)
+    >>> format_anytime_file_name(3, 12)
     'bucket_003_test_0012.json'
     """
     return f"bucket_{bucket:03d}_test_{test:04d}.json"
 
 
 def parse_anytime_file_name(file_name: str) -> tuple[int, int] | None:
-    """Parse bucket and test from a file name. Returns None otherwise.
+    """Parse bucket and test from a file name, None for other names.
 
     >>> parse_anytime_file_name("bucket_003_test_0012.json")
     (3, 12)
     """
     match = _NAME.fullmatch(file_name)
     numbers = (int(match[1]), int(match[2])) if match else None
-    return numbers if numbers and anytime_file_name(*numbers) == file_name else None
+    return numbers if numbers and format_anytime_file_name(*numbers) == file_name else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ class AnytimeMatrix:
             )
         for bucket_index, tests in self.tests.items():
             for number, test in enumerate(tests):
-                name = anytime_file_name(test.bucket, test.test)
+                name = format_anytime_file_name(test.bucket, test.test)
                 is_later = number == 0 or tests[number - 1].test < test.test
                 if test.bucket != bucket_index + 1 or not is_later:
                     raise RecordError(f"{name} is out of its order")
@@ -193,15 +193,15 @@ class AnytimeMatrix:
         return all(self._describe_gap(bucket_index) is None for bucket_index in range(self.k))
 
     def after(self, k: int) -> AnytimeMatrix:
-        """Return the tests of the run cut off after k buckets.
+        """Return the tests of the first k buckets, or raise RecordError.
 
         Raises RecordError if there are fewer than k rows.
         """
         tests = {index: tests for index, tests in self.tests.items() if index < k}
         return AnytimeMatrix(self.matrix.after(k), tests, self.protocol)
 
-    def sequence(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return all N tests in order: within a bucket, then its row.
+    def stack_accuracies(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return bucket indices and accuracies of all tests, or raise UndefinedMetricError.
 
         Returns (N,), the index of the bucket in training, and (N, T), accuracies. Row 0 is left
         out.
@@ -233,7 +233,7 @@ class AnytimeMatrix:
         return np.array(trained), values
 
     def _describe_gap(self, bucket_index: int) -> str | None:
-        """Name the first missing test of a bucket, if there is one."""
+        """Describe the first missing test of a bucket, or return None."""
         tests = self.tests.get(bucket_index, ())
         key = safe_repr(self.matrix.buckets[bucket_index])
         if not tests:
@@ -246,7 +246,6 @@ class AnytimeMatrix:
         return None
 
     def _check_test(self, name: str, test: AnytimeRow) -> None:
-        """Raise RecordError if a test's buckets or image counts differ."""
         counts = self.matrix.num_instances
         if test.buckets != self.matrix.buckets:
             raise RecordError(

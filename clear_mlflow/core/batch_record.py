@@ -107,14 +107,14 @@ class PrequentialRecord:
             )
 
     def after(self, k: int) -> PrequentialRecord:
-        """Return the batches of the first *k* buckets, at least 1."""
+        """Return the batches of the first *k* buckets, at least one's."""
         count = int(np.searchsorted(self.bucket, max(k, 1)))
         arrays = {name: getattr(self, name)[:count] for name in _ARRAYS}
         arrays["label"] = self.label[: int(self.size[:count].sum())]
         return replace(self, **arrays, num_rows=k)
 
     def select_counts(self, distance: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return right predictions and images, (n,) each, of batches from *distance* on.
+        """Select correct predictions and batch sizes, predicted *distance* batches ahead.
 
         Raises UndefinedMetricError if a bucket's batches or predictions are not stored.
         """
@@ -130,7 +130,7 @@ class PrequentialRecord:
         return correct, self.size[distance:]
 
     def compute_windows(self, distance: int, num_images: int) -> NDArray[np.float64]:
-        """Return the accuracy over the last *num_images* after each batch, (n,).
+        """Compute the accuracy over the last *num_images* after each batch, (n,).
 
         Windows consist of complete batches, so they have at least so many images; the first ones
         begin with the stream and have fewer. Raises UndefinedMetricError like
@@ -151,10 +151,10 @@ class PrequentialRecord:
 
     @classmethod
     def load(cls, path: Path) -> PrequentialRecord:
-        """Read an untrusted file of :meth:`to_bytes`. Raises RecordError if it is invalid."""
+        """Read an untrusted file of :meth:`to_bytes`, or raise RecordError."""
         with convert_file_errors(path):
             arrays, metadata = read_tensors(path, _ARRAYS.keys())
-            distances = untrusted.json_value(metadata.get("distances", ""), 1000)
+            distances = untrusted.parse_json(metadata.get("distances", ""), 1000)
             fields: dict[str, Any] = dict(arrays)
             return cls(
                 distances=untrusted.convert(distances, tuple[int, ...], "distances"),

@@ -42,7 +42,7 @@ def mask_credentials(text: str, *addresses: str) -> str:
 
 
 def has_credentials(address: str) -> bool:
-    """Return True if :func:`mask_credentials` changes an address."""
+    """Return True if an address contains a password, user or query."""
     return mask_credentials(address) != address
 
 
@@ -52,7 +52,7 @@ def _is_file_address(scheme: str, rest: str) -> bool:
 
 
 def _mask_address(scheme: str, rest: str) -> str:
-    """Mask user, password and query of an address after ``scheme://``.
+    """Mask user, password and query in *rest*, which follows ``scheme://``.
 
     Masked are user and password, and the values of the query; in the address of a file only the
     latter, since an @ belongs to its path.

@@ -124,7 +124,7 @@ def check_text(name: str, value: str) -> None:
 def find_row_indices(
     labels: Sequence[str], keys: Sequence[str], *, is_stream_order: bool = False
 ) -> list[int]:
-    """Return for each label the index of the bucket just trained.
+    """Match the labels of rows to bucket indices, or raise RecordError.
 
     labels: keys or their numbers, consecutive numbers of rows from 0 or 1, or other texts, which
     are in the order of the stream. keys: keys of all buckets. is_stream_order: True if the user
@@ -143,7 +143,7 @@ def find_row_indices(
 
 
 def _match_labels(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the labels' bucket indices, [] if they do not prove them."""
+    """Return each label's bucket index, or [] if that is ambiguous."""
     numbers, key_numbers = parse_label_numbers(labels), parse_label_numbers(keys)
     # With buckets from 0, rows from 1 may count the buckets trained so far.
     may_count = bool(numbers) and min(numbers) == 1 and min(key_numbers, default=1) == 0
@@ -163,13 +163,13 @@ def _match_labels(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
 
 
 def _strip_prefix(names: Sequence[str]) -> list[str]:
-    """Return the names without the words with which all of them begin."""
+    """Remove the words with which all names begin."""
     words = re.findall(r"(?s).*[\W_]|", commonprefix(names))[0]  # noqa: RUF071 - names, not paths
     return [name.removeprefix(words) for name in names]
 
 
 def parse_label_numbers(labels: Sequence[str]) -> list[int]:
-    """Return the numbers that end labels of the same text, else []."""
+    """Parse the numbers of labels like "task 1", or return []."""
     matches = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", label) for label in labels]
     prefixes = {match and match[1] for match in matches}
     return [int(match[2]) for match in matches if match] if len(prefixes) == 1 else []

@@ -53,9 +53,7 @@ def default_data_dir() -> Path:
 
 
 def write_durably(file: Path, content: bytes) -> None:
-    """Write a file to the disk completely or not at all.
-
-    Replaces an existing one.
+    """Write or replace a file, completely on disk or not at all.
 
     Makes missing folders.
     """
@@ -65,7 +63,7 @@ def write_durably(file: Path, content: bytes) -> None:
 
 
 def create_durably(file: Path, content: bytes) -> bool:
-    """Write a file like :func:`write_durably`, or return False if it exists already.
+    """Create a file like :func:`write_durably`, or return False if it exists.
 
     Returns True if it was written.
     """
@@ -88,20 +86,20 @@ def create_durably(file: Path, content: bytes) -> bool:
 
 @contextmanager
 def _write_draft(file: Path, content: bytes) -> Iterator[Path]:
-    """Write a temporary file next to *file*, and yield its path."""
+    """Write a temporary file next to *file*, deleted after the block."""
     _make_folder(file.parent)
     # A unique name: another process may write the same file, here or on another machine.
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
     try:
-        flush_file(draft, content)
+        write_and_flush(draft, content)
         yield draft
     finally:
         with suppress(OSError):
             draft.unlink()
 
 
-def flush_file(file: Path, content: bytes) -> None:
-    """Flush a file's content to the disk, but not its name."""
+def write_and_flush(file: Path, content: bytes) -> None:
+    """Write a file and flush its content to the disk."""
     with file.open("wb") as stream:
         stream.write(content)
         stream.flush()
@@ -129,7 +127,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def find_offline_folder() -> Path | None:
-    """Return the folder that CLEAR_MLFLOW_OFFLINE names, if any.
+    """Return the folder that CLEAR_MLFLOW_OFFLINE names, or None.
 
     It is None without the variable and for 0, no and false. 1, yes and true mean "offline_runs" in
     the working folder.
@@ -141,7 +139,7 @@ def find_offline_folder() -> Path | None:
 
 
 def set_offline(folder: bool | str | Path) -> None:
-    """Set CLEAR_MLFLOW_OFFLINE for this process's next runs.
+    """Set CLEAR_MLFLOW_OFFLINE in this process, unless *folder* is False.
 
     folder: path, True for "offline_runs" in the working folder, or False to change nothing.
     """

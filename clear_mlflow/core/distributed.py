@@ -41,7 +41,7 @@ SINGLE_PROCESS_ENV = DistributedEnv()
 def count_usable_cores(
     process_groups: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return how many cores this process may use, within CPU quotas.
+    """Count the cores that this process may use, within CPU quotas.
 
     Outside Linux, returns the cores of the machine. process_groups, cgroup_root: paths of Linux.
     """
@@ -68,7 +68,7 @@ def _read_quota(cgroup: Path, default: int) -> int:
 
 
 def count_threads_per_process(processes: int) -> int:
-    """Return how many OpenMP threads each process should use, at least 1.
+    """Compute how many OpenMP threads each process should use, at least 1.
 
     They share the physical cores, or the cores that this process may use if those are fewer.
     """

@@ -71,7 +71,7 @@ class FailedMetricError(UndefinedMetricError):
 
 @contextmanager
 def require_package(package: str, purpose: str) -> Iterator[None]:
-    """Raise a ConfigError with advice if a package cannot be imported.
+    """Convert import errors of the block to a ConfigError with advice.
 
     purpose: subject of the message, for example "engine ray". The message names the package that is
     missing if it is another one, such as torchvision.

@@ -106,7 +106,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
     cost: RowCost | None = None
 
     def __post_init__(self) -> None:
-        force_setattr(self, "buckets", _check_buckets(self.buckets))
+        force_setattr(self, "buckets", _convert_buckets(self.buckets))
         width = len(self.buckets)
         if not 0 <= convert(self.row, int, "row") <= width:
             raise RecordError(
@@ -120,14 +120,14 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
                 f"values of {self.score.name} are missing; only accuracies have counts"
             )
         if self.values is None or self.num_instances is not None:
-            self._check_counts("num_instances", [MAX_COUNT] * width, minimum=1)
+            self._convert_counts("num_instances", [MAX_COUNT] * width, minimum=1)
         if self.values is None:
-            self._check_counts("correct", self.num_instances or (), minimum=0)
+            self._convert_counts("correct", self.num_instances or (), minimum=0)
         else:
-            force_setattr(self, "values", self._check_values(self.values))
+            force_setattr(self, "values", self._convert_values(self.values))
 
-    def _check_counts(self, name: str, maxima: Sequence[int], minimum: int) -> None:
-        """Convert a field of counts, one per bucket, to a tuple."""
+    def _convert_counts(self, name: str, maxima: Sequence[int], minimum: int) -> None:
+        """Replace a field of counts by a valid tuple, or raise RecordError."""
         counts: tuple[int, ...] = convert(getattr(self, name), tuple[int, ...], name)
         if len(counts) != len(self.buckets):
             raise RecordError(
@@ -142,8 +142,8 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
                 )
         force_setattr(self, name, counts)
 
-    def _check_values(self, values: object) -> tuple[float, ...]:
-        """Return the score on each bucket as floats, NaN = not measured."""
+    def _convert_values(self, values: object) -> tuple[float, ...]:
+        """Return valid scores as floats, NaN = not measured, or raise RecordError."""
         score = self.score
         if not isinstance(values, (tuple, list)) or len(values) != len(self.buckets):
             expected = "fraction" if score.is_accuracy else "number"
@@ -152,7 +152,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
                 f"{len(self.buckets)} buckets"
             )
         cells = tuple(
-            score.check(value, f"{score.name} of bucket {key!r}")
+            score.convert_value(value, f"{score.name} of bucket {key!r}")
             for key, value in zip(self.buckets, values, strict=True)
         )
         if all(map(math.isnan, cells)):
@@ -197,7 +197,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
 
     def reorder(self, buckets: tuple[str, ...]) -> AccuracyRow:
-        """Return the row with its untrained buckets in the order of *buckets*.
+        """Return the row with untrained buckets reordered, unchanged if others differ.
 
         Returns it unchanged if *buckets* has other names, or another order of the trained ones.
         """
@@ -261,7 +261,7 @@ class AccuracyMatrix:
         score: Score = ACCURACY,
         costs: Sequence[RowCost | None] = (),
     ) -> None:
-        cells = _check_cells("values", values, score)
+        cells = _convert_cells("values", values, score)
         if cells.ndim != 2 or cells.shape[1] == 0 or cells.shape[0] > cells.shape[1]:
             raise RecordError(
                 f"got an accuracy matrix of shape {cells.shape}; expected (k, T): a row per "
@@ -269,7 +269,7 @@ class AccuracyMatrix:
             )
         width = cells.shape[1]
         measured = np.flatnonzero(~np.isnan(cells).all(axis=1))
-        untrained = None if initial is None else _check_cells("initial", initial, score)
+        untrained = None if initial is None else _convert_cells("initial", initial, score)
         if untrained is not None and untrained.shape != (width,):
             raise RecordError(
                 f"initial has shape {untrained.shape}; expected ({width},), one value per bucket"
@@ -284,15 +284,15 @@ class AccuracyMatrix:
             initial=None if untrained is None or np.isnan(untrained).all() else untrained,
             num_instances=None
             if num_instances is None
-            else _check_num_instances(num_instances, width),
-            buckets=_check_buckets(keys),
+            else _convert_num_instances(num_instances, width),
+            buckets=_convert_buckets(keys),
             score=score,
             costs=(*costs, *[None] * num_rows)[:num_rows],
         )
 
     @classmethod
     def from_rows(cls, rows: Iterable[AccuracyRow]) -> AccuracyMatrix:
-        """Assemble rows, in any order. Row 0 becomes ``initial``.
+        """Combine rows, in any order, into a matrix. Row 0 becomes ``initial``.
 
         A missing row is NaN. The last row decides the order of buckets that were not yet trained in
         earlier rows.
@@ -361,7 +361,7 @@ class AccuracyMatrix:
         return self._replace(values=self.values[..., :k, :], costs=self.costs[:k])
 
     def mask(self, protocol: str) -> AccuracyMatrix:
-        """Return the matrix without the cells that a protocol excludes.
+        """Return the matrix with NaN in cells that a protocol excludes.
 
         ``iid`` tests on held-out images: every cell counts. ``streaming`` tests on a bucket's own
         training images, so the cells with j <= i score what the model has trained on: they become
@@ -522,8 +522,7 @@ def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArr
         yield i, matrix.buckets[i], values
 
 
-def _check_buckets(keys: object) -> tuple[str, ...]:
-    """Return bucket keys as a tuple."""
+def _convert_buckets(keys: object) -> tuple[str, ...]:
     buckets: tuple[str, ...] = convert(keys, tuple[str, ...], "buckets")
     if not 1 <= len(buckets) <= MAX_BUCKETS:
         raise RecordError(f"buckets has {len(buckets)} keys; expected 1 to {MAX_BUCKETS}")
@@ -540,8 +539,8 @@ def _check_buckets(keys: object) -> tuple[str, ...]:
     return buckets
 
 
-def _check_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
-    """Copy values to floats, NaN = not measured. name: for the message."""
+def _convert_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
+    """Copy valid scores to floats, or raise RecordError."""
     name += " of an accuracy matrix" if score.is_accuracy else f" of a matrix of {score.name}"
     numbers = "fractions from 0 to 1 (not percent)" if score.is_accuracy else "finite numbers"
     expected = f"expected {numbers}, NaN where nothing was measured"
@@ -556,8 +555,7 @@ def _check_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float
     return cells
 
 
-def _check_num_instances(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
-    """Return the number of test images per bucket."""
+def _convert_num_instances(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
     try:
         counts = np.array(num_instances)
         if (

@@ -123,7 +123,7 @@ class EvaluationSet:
 
     @classmethod
     def load(cls, path: Path) -> EvaluationSet:
-        """Read an untrusted file of :meth:`to_bytes`.
+        """Read an untrusted file of :meth:`to_bytes`, or raise RecordError.
 
         Raises RecordError if it cannot be read, is invalid, or has another digest than it states.
         """
@@ -201,7 +201,7 @@ class RowPredictions:
             )
         if cells is None:
             return
-        counts = zip(self.correct(images), images.num_instances, cells, strict=True)
+        counts = zip(self.count_correct(images), images.num_instances, cells, strict=True)
         for correct, count, cell in counts:
             # Other programs round accuracies, but by less than half an image.
             if not math.isnan(cell) and abs(correct / count - cell) > 0.5 / count:
@@ -210,13 +210,13 @@ class RowPredictions:
                     f"but the stored row has {cell:.4f}"
                 )
 
-    def hits(self, images: EvaluationSet) -> NDArray[np.bool_]:
+    def find_hits(self, images: EvaluationSet) -> NDArray[np.bool_]:
         """Return (N,): True for images that were classified correctly."""
         return np.equal(self.labels, images.label)
 
-    def correct(self, images: EvaluationSet) -> tuple[int, ...]:
+    def count_correct(self, images: EvaluationSet) -> tuple[int, ...]:
         """Count the images classified correctly, per bucket."""
-        counts = np.bincount(images.bucket[self.hits(images)], minlength=len(images.buckets))
+        counts = np.bincount(images.bucket[self.find_hits(images)], minlength=len(images.buckets))
         return tuple(counts.tolist())
 
     def to_bytes(self) -> bytes:
@@ -228,14 +228,17 @@ class RowPredictions:
 
     @classmethod
     def load(cls, path: Path) -> RowPredictions:
-        """Read an untrusted file of :meth:`to_bytes`.
+        """Read an untrusted file of :meth:`to_bytes`, or raise RecordError.
 
         Raises RecordError if it cannot be read, is invalid, or is named after another row.
         """
         with convert_file_errors(path):
             arrays, metadata = read_tensors(path, {"labels"}, {"probabilities"})
             row = metadata.get("row", "")
-            if not re.fullmatch(r"[0-9]{1,9}", row) or predictions_file_name(int(row)) != path.name:
+            if (
+                not re.fullmatch(r"[0-9]{1,9}", row)
+                or format_predictions_file_name(int(row)) != path.name
+            ):
                 raise RecordError(f"contains the predictions of row {safe_repr(row)}")
             return cls(
                 row=int(row),
@@ -245,10 +248,10 @@ class RowPredictions:
             )
 
 
-def predictions_file_name(row: int) -> str:
+def format_predictions_file_name(row: int) -> str:
     """Return the name of the file of a row's predictions.
 
-    >>> predictions_file_name(4)
+    >>> format_predictions_file_name(4)
     'row_004.safetensors'
     """
     return f"row_{row:03d}.safetensors"
@@ -266,8 +269,8 @@ def convert_file_errors(path: Path) -> Iterator[None]:
 
 
 def parse_texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
-    """Return the texts of a metadata field, which is a JSON list."""
-    texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
+    """Parse a metadata field, a JSON list of texts, or raise RecordError."""
+    texts = untrusted.parse_json(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
     checked: tuple[str, ...] = untrusted.convert(texts, tuple[str, ...], name)
     return checked
 
@@ -290,7 +293,7 @@ def tensors_to_bytes(arrays: Mapping[str, NDArray[Any]], **metadata: str) -> byt
 def read_tensors(
     path: Path, expected: Set[str], optional: Set[str] = frozenset()
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read the arrays and the metadata of a file of :func:`tensors_to_bytes`.
+    """Read arrays and metadata of a safetensors file, or raise RecordError.
 
     Raises RecordError if it is too large, invalid or of another major version, lacks an *expected*
     array, or has one that is not *optional* either. Raises OSError if it cannot be read.
@@ -304,7 +307,9 @@ def read_tensors(
             f"is not a safetensors file of numbers: {safe_repr(str(error), 100)}"
         ) from error
     header = content[8 : 8 + int.from_bytes(content[:8], "little")]
-    metadata = untrusted.json_object(header, untrusted.MAX_METADATA_BYTES).get(_METADATA) or {}
+    metadata = (
+        untrusted.parse_json_object(header, untrusted.MAX_METADATA_BYTES).get(_METADATA) or {}
+    )
     if metadata.get("format") != _FORMAT or not expected <= arrays.keys() <= expected | optional:
         raise RecordError(f"is not a file of {_FORMAT}")
     if metadata.get("version", "").partition(".")[0] != _VERSION.partition(".")[0]:

@@ -30,7 +30,7 @@ from clear_mlflow.core.untrusted import (
     convert,
     format_document,
     format_document_name,
-    json_object,
+    parse_json_object,
 )
 from clear_mlflow.core.version import __version__
 
@@ -96,7 +96,7 @@ class RowRecord:
         seed: int | None,
         written_at: str | None = None,
     ) -> RowRecord:
-        """Add to a row what its file contains.
+        """Add dataset, seed, version and time to a row.
 
         written_at: when it was measured, or None for now.
         """
@@ -138,12 +138,12 @@ class RowRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> RowRecord:
-        """Read the untrusted text of a row's file, which messages call *source*.
+        """Parse the untrusted text of a row's file, or raise RecordError.
 
         Raises RecordError if the text is not a row, or has a newer major version of the format.
         """
         try:
-            return _parse_record(json_object(text, MAX_ROW_BYTES))
+            return _parse_record(parse_json_object(text, MAX_ROW_BYTES))
         except RecordError as error:
             raise RecordError(f"{format_document_name(source)}: {error}") from error
 
@@ -163,7 +163,7 @@ class Record:
     def build(
         cls, rows: Collection[AccuracyRow], dataset: DatasetDescription, seed: int | None
     ) -> Record:
-        """Put rows, in any order, together.
+        """Combine rows, in any order, into a matrix with metadata.
 
         Raises RecordError if they contradict each other.
         """
@@ -200,28 +200,28 @@ class Record:
         return self.matrix.mask(self.dataset.protocol)
 
 
-def row_file_name(row: int) -> str:
+def format_row_file_name(row: int) -> str:
     """Return the name of a row's file.
 
-    >>> row_file_name(4)
+    >>> format_row_file_name(4)
     'row_004.json'
     """
     return f"row_{row:03d}.json"
 
 
 def parse_row_index(file_name: str) -> int | None:
-    """Return the row that a file is named after, or None.
+    """Parse the row number from a file name, None for other names.
 
     >>> parse_row_index("row_004.json"), parse_row_index("row_4.json"), parse_row_index("notes.txt")
     (4, None, None)
     """
     match = re.fullmatch(r"row_([0-9]{3,9})\.json", file_name)
     # One name per row: row_0004.json is not another row_004.json.
-    return int(match[1]) if match and row_file_name(int(match[1])) == file_name else None
+    return int(match[1]) if match and format_row_file_name(int(match[1])) == file_name else None
 
 
 def assemble(records: Mapping[str, RowRecord]) -> Record:
-    """Put the rows of one run together.
+    """Combine the rows of one run into its record.
 
     Args:
         records: file name to row, in any order.
@@ -236,7 +236,7 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
         if parse_row_index(name) != record.row.row:
             raise RecordError(
                 f"{safe_repr(name)} contains row {record.row.row}, whose file is "
-                f"{row_file_name(record.row.row)}; a file was renamed or copied"
+                f"{format_row_file_name(record.row.row)}; a file was renamed or copied"
             )
     (first_name, first), *others = sorted(records.items(), key=lambda item: item[1].row.row)
     for name, record in others:
@@ -252,7 +252,7 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
 
 
 def check_schema(document: dict[str, Any], name: str) -> None:
-    """Raise RecordError if a file has another format, or another major version.
+    """Raise RecordError if a file has another format or major version.
 
     document: content of the file. name: name of the expected format.
     """
@@ -344,7 +344,6 @@ def _parse_row(document: dict[str, Any]) -> AccuracyRow:
 
 
 def _check_time(value: str) -> None:
-    """Raise RecordError unless a value is a UTC time from 1970 on."""
     with suppress(ValueError):
         time = datetime.fromisoformat(value.replace("Z", "+00:00"))
         if _UTC_TIME.fullmatch(value) and time.year >= 1970:  # the epoch of stores that keep it

@@ -72,7 +72,7 @@ class Score:
 
     @property
     def label(self) -> str:
-        """Label of the numbers that :meth:`cell` returns."""
+        """Label of the numbers that :meth:`format_cell` returns."""
         return "accuracy (%)" if self.is_accuracy else f"{self.name} ({self.better} is better)"
 
     @property
@@ -80,22 +80,22 @@ class Score:
         """Unit that follows the number of a cell in a sentence."""
         return " %" if self.is_accuracy else ""
 
-    def cell(self, value: float) -> str:
-        """Format a cell of a matrix, or return a dash for NaN.
+    def format_cell(self, value: float) -> str:
+        """Format a cell, accuracies in percent, NaN as a dash.
 
         An accuracy is in percent with one decimal, any other score has three significant digits.
         """
         return format_percent(value) if self.is_accuracy else format_significant(value, 3)
 
-    def number(self, value: float) -> str:
-        """Format a metric in the unit of the score.
+    def format_metric(self, value: float) -> str:
+        """Format a metric, accuracies as fractions with four decimals.
 
-        An accuracy is a fraction with four decimals, any other score has four significant digits.
+        Any other score has four significant digits, or is a dash for NaN.
         """
         return f"{value:.4f}" if self.is_accuracy else format_significant(value, 4)
 
-    def check(self, value: object, name: str) -> float:
-        """Return a value as a float, NaN = not measured.
+    def convert_value(self, value: object, name: str) -> float:
+        """Convert a score to a float, NaN = unmeasured, or raise RecordError.
 
         Raises RecordError unless it is a number, from 0 to 1 if the score is accuracy, otherwise
         from -1e150 to 1e150. name: name of the value in the message.
@@ -189,13 +189,13 @@ class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     device: Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that are known."""
+        """Return the fields that are known, in JSON types."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 
 
 def parse_row_cost(cost: RowCost | Mapping[str, object] | None) -> RowCost | None:
-    """Convert a row's cost, which a custom loop passes, if any.
+    """Convert a row's cost, or raise RecordError. None remains None.
 
     Numbers of NumPy and tensors become Python's. Raises RecordError if a value is invalid, and
     ConfigError if a field does not exist.

@@ -46,7 +46,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 2000) -> str:
-    r"""Return a message on one printable line of bounded length.
+    r"""Replace line breaks and unprintable characters, and cut the middle out.
 
     The middle is cut out: a message begins with what is wrong and ends with what to do.
 
@@ -67,7 +67,7 @@ def truncate(text: str, limit: int) -> str:
 
 
 def truncate_start(key: str, limit: int) -> str:
-    """Return the end of a key, cut to *limit* printable characters.
+    """Cut the beginning of a key off: *limit* printable characters remain.
 
     Keys such as bucket-01 differ at the end.
     """

@@ -85,7 +85,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """Read a regular file of at most *largest* bytes, else raise RecordError."""
+    """Read a regular file of at most *largest* bytes, or raise RecordError."""
     with open(path, "rb", opener=_open_regular_file) as file:
         content = file.read(largest + 1)
     check_size(content, largest)
@@ -93,7 +93,7 @@ def read_bytes(path: Path, largest: int) -> bytes:
 
 
 def hash_file(path: Path | str) -> str:
-    """Return a regular file's SHA-256. Raises RecordError for any other."""
+    """Read a regular file and return its SHA-256, or raise RecordError."""
     content = hashlib.sha256()
     with open(path, "rb", buffering=0, opener=_open_regular_file) as file:
         while block := file.read(_MIB):
@@ -104,19 +104,19 @@ def hash_file(path: Path | str) -> str:
 def check_size(content: bytes, largest: int) -> None:
     """Raise RecordError if the content has more than *largest* bytes."""
     if len(content) > largest:
-        raise RecordError(f"is larger than {size_text(largest)}")
+        raise RecordError(f"is larger than {format_size(largest)}")
 
 
 def decode_text(content: bytes) -> str:
-    """Decode UTF-8 without its byte order mark, else raise RecordError."""
+    """Decode UTF-8 without its byte order mark, or raise RecordError."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise RecordError(f"is not a UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
-    """Parse JSON, a text or UTF-8.
+def parse_json(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
+    """Parse JSON from text or UTF-8, or raise RecordError.
 
     Raises RecordError if it has more than *largest* bytes, is not JSON, is nested more than 32
     levels deep, or contains a field twice, an infinite number, or a character that is not Unicode.
@@ -127,7 +127,7 @@ def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
         content = decode_text(content)
     # A character is a byte or more, so the first test avoids encoding a text that is far too long.
     elif len(content) > largest or len(content.encode("utf-8", "surrogatepass")) > largest:
-        raise RecordError(f"is larger than {size_text(largest)}")
+        raise RecordError(f"is larger than {format_size(largest)}")
     try:
         document = json.loads(
             content,
@@ -152,25 +152,22 @@ def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
     return document
 
 
-def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
-    """Parse JSON like :func:`json_value`. Raises RecordError if it is not an object."""
-    document = json_value(content, largest)
+def parse_json_object(content: bytes | str, largest: int) -> dict[str, Any]:
+    """Parse a JSON object like :func:`parse_json`, or raise RecordError."""
+    document = parse_json(content, largest)
     if not isinstance(document, dict):
         raise RecordError(f"is {safe_repr(document)}; expected a JSON object")
     return document
 
 
-def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
-    """Parse a JSON object of texts only, like :func:`json_object`.
-
-    Raises RecordError for any other value.
-    """
-    texts: dict[str, str] = convert(json_object(content, largest), dict[str, str])
+def parse_json_texts(content: bytes | str, largest: int) -> dict[str, str]:
+    """Parse a JSON object whose values are all texts, or raise RecordError."""
+    texts: dict[str, str] = convert(parse_json_object(content, largest), dict[str, str])
     return texts
 
 
 def convert(document: object, target: Any, name: str = "") -> Any:
-    """Convert a document to a type, ignoring unknown fields.
+    """Convert a document to a type, or raise RecordError. Ignores unknown fields.
 
     Raises RecordError, whose message calls the document *name*.
     """
@@ -191,7 +188,7 @@ def format_document_name(source: str) -> str:
 
 
 def format_document(fields: Mapping[str, Any]) -> str:
-    """Return fields as a JSON object, a line for each.
+    """Format fields as a JSON object, one line for each.
 
     Raises ValueError for NaN and infinity.
     """
@@ -214,10 +211,10 @@ def check_depth(document: object) -> None:
     raise RecordError("is nested too deeply")
 
 
-def size_text(size: int) -> str:
+def format_size(size: int) -> str:
     """Format a limit such as ``1 MiB``.
 
-    >>> size_text(MAX_ROW_BYTES), size_text(100)
+    >>> format_size(MAX_ROW_BYTES), format_size(100)
     ('1 MiB', '100 bytes')
     """
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
@@ -227,7 +224,7 @@ def size_text(size: int) -> str:
 
 
 def _open_regular_file(path: str, flags: int) -> int:
-    """Open a file without waiting for a pipe, a socket or a device."""
+    """Open a regular file or folder without waiting, or raise RecordError."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # for a folder, Python raises its own error
@@ -245,17 +242,14 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reject_constant(text: str) -> NoReturn:
-    """Raise RecordError for ``NaN``, ``Infinity`` or ``-Infinity``."""
     raise RecordError(f"contains {text}, which is not a JSON number")
 
 
 def _parse_nan(text: str) -> float:
-    """Return NaN for ``NaN``. Raises RecordError for ``Infinity`` and ``-Infinity``."""
     return math.nan if text == "NaN" else _reject_constant(text)
 
 
 def _parse_float(text: str) -> float:
-    """Parse a number. Raises RecordError if it becomes infinite."""
     value = float(text)
     if math.isinf(value):
         raise RecordError(f"contains {safe_repr(text)}, a number too large to read")

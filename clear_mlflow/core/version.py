@@ -50,12 +50,12 @@ def import_custom(
     advice = f"; pass package.module:{attribute}, importable from here"
     if names := ", ".join(valid_names):
         advice += f", or one of {names}"
-    with report_failure(f"{option} {reference} cannot be loaded", advice):
+    with convert_custom_errors(f"{option} {reference} cannot be loaded", advice):
         return import_attribute(reference)
 
 
 @contextmanager
-def report_failure(problem: str, advice: str = "") -> Iterator[None]:
+def convert_custom_errors(problem: str, advice: str = "") -> Iterator[None]:
     """Convert errors of a user's code to a ConfigError of one line."""
     try:
         yield

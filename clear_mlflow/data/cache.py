@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.untrusted import MAX_METADATA_BYTES, hash_file, json_object, read_bytes
+from clear_mlflow.core.untrusted import MAX_METADATA_BYTES, hash_file, parse_json_object, read_bytes
 from clear_mlflow.data.files import path_text
 
 HASHES_FILE = "hashes-v1.sqlite"
@@ -149,7 +149,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     path: of the JSON file. Raises UnusableFileError if it is not a JSON object.
     """
     try:
-        return json_object(read_bytes(path, MAX_METADATA_BYTES), MAX_METADATA_BYTES)
+        return parse_json_object(read_bytes(path, MAX_METADATA_BYTES), MAX_METADATA_BYTES)
     except RecordError:
         raise _build_damage_error(path) from None
 

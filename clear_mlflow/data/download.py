@@ -22,7 +22,7 @@ from pathlib import Path
 from clear_mlflow.core.disk import default_data_dir
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.text import one_line
-from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, json_object, read_bytes
+from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, parse_json_object, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.files import CLASS_LIST, path_text, reason
 from clear_mlflow.data.layouts import find_layout
@@ -138,7 +138,7 @@ def _is_finished(root: Path, archive: Archive) -> bool:
         return False
     with suppress(OSError, RecordError):
         marker = read_bytes(folder / MARKER, MAX_MANIFEST_BYTES)
-        if json_object(marker, MAX_MANIFEST_BYTES).get("md5") == archive.md5:
+        if parse_json_object(marker, MAX_MANIFEST_BYTES).get("md5") == archive.md5:
             return True
     raise DataError(
         f"{path_text(folder)} exists and was not unpacked from {archive.file} by this command; "

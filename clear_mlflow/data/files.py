@@ -21,7 +21,7 @@ from clear_mlflow.core.untrusted import (
     MAX_METADATA_BYTES,
     convert,
     decode_text,
-    json_value,
+    parse_json,
 )
 
 # Endings of image files in folders without lists; the decoder reads these formats.
@@ -257,7 +257,7 @@ def _read_json(path: Path, target_type: Any = Any, *, root: Path) -> Any:
     """Read a JSON file below *root* as a type, else DataError."""
     content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
     try:
-        return convert(json_value(content, MAX_METADATA_BYTES), target_type)
+        return convert(parse_json(content, MAX_METADATA_BYTES), target_type)
     except RecordError as error:
         raise DataError(f"{path_text(path)} {error}; unpack the dataset again") from None
 

@@ -122,7 +122,7 @@ class ResultFile:
         """
         if self.content.count(b"[") + self.content.count(b"{") > untrusted.MAX_JSON_LISTS:
             raise RecordError(f"contains more than {untrusted.MAX_JSON_LISTS} lists and objects")
-        return untrusted.json_value(self.content, untrusted.MAX_RESULTS_BYTES, nan=True)
+        return untrusted.parse_json(self.content, untrusted.MAX_RESULTS_BYTES, nan=True)
 
     @cached_property
     def looks_like_json(self) -> bool:

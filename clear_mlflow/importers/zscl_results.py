@@ -17,7 +17,7 @@ import msgspec
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LOG_BYTES, convert, json_value
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LOG_BYTES, convert, parse_json
 from clear_mlflow.importers._base import (
     EARLIER,
     MEAN_WEIGHTED,
@@ -71,7 +71,7 @@ class ClassIncremental(Format):
         printed = []
         is_complete = False
         for text in file.iter_lines(MAX_BUCKETS + 1):
-            line: _Line = convert(json_value(text, 2**20), _Line)
+            line: _Line = convert(parse_json(text, 2**20), _Line)
             step = len(rows) + 1
             if line.task is None and line.avg == line.avg:
                 is_complete = True

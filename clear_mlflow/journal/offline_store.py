@@ -54,7 +54,7 @@ from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import warn
-from clear_mlflow.core.untrusted import size_text
+from clear_mlflow.core.untrusted import format_size
 from clear_mlflow.journal.reading import (
     ALL_ENTRIES,
     Content,
@@ -399,7 +399,7 @@ def _append(folder: Path, name: str, content: object) -> Path:
     if len(encoded) > MAX_ENTRY_BYTES:
         raise MlflowException(
             f"The {name.removesuffix('.json')} of a run in an offline folder may have up to "
-            f"{size_text(MAX_ENTRY_BYTES)} in all.",
+            f"{format_size(MAX_ENTRY_BYTES)} in all.",
             INVALID_PARAMETER_VALUE,
         )
     write_durably(file, encoded)

@@ -29,7 +29,7 @@ from clear_mlflow.core.disk import default_cache_dir, write_durably
 from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.core.untrusted import convert, json_value, read_bytes
+from clear_mlflow.core.untrusted import convert, parse_json, read_bytes
 from clear_mlflow.store import names
 from clear_mlflow.store.client import MAX_POINTS, resolve_store_uri
 from clear_mlflow.store.lease import get_process_token
@@ -456,6 +456,6 @@ def read_json(file: Path, expected_type: Any) -> Any:
         if not stat.S_ISREG(file.lstat().st_mode):  # opening a pipe would never return
             raise RecordError("it is not a regular file")
         content = read_bytes(file, MAX_ENTRY_BYTES)
-        return convert(json_value(content, MAX_ENTRY_BYTES, nan=True), expected_type)
+        return convert(parse_json(content, MAX_ENTRY_BYTES, nan=True), expected_type)
     except (OSError, RecordError) as error:
         raise TrackingError(f"{file} is damaged: {error}") from error

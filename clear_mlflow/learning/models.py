@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError, require_package
 from clear_mlflow.core.text import safe_repr, suggest_nearest
-from clear_mlflow.core.version import import_custom, report_failure
+from clear_mlflow.core.version import convert_custom_errors, import_custom
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.device import get_convolution_dtype
@@ -77,7 +77,7 @@ def prepare_custom_model(model: Any, name: str, inputs: Tensor, num_classes: int
         raise ConfigError(f"{name} is {got}; expected a torch.nn.Module with weights")
     # Inputs are channels-last, which a model that calls Tensor.view does not accept.
     model.register_forward_pre_hook(_make_contiguous)
-    with torch.no_grad(), report_failure(f"{name} fails on inputs of {(*inputs.shape,)}"):
+    with torch.no_grad(), convert_custom_errors(f"{name} fails on inputs of {(*inputs.shape,)}"):
         logits = model.eval()(inputs.to(next(model.parameters()).device))
     if not isinstance(logits, Tensor) or logits.shape != (len(inputs), num_classes):
         shape = (*logits.shape,) if isinstance(logits, Tensor) else type(logits).__name__
@@ -299,7 +299,9 @@ def _check_model_exists(name: str) -> None:
 def _build_with_random_weights(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     if is_custom_function(name):
         build = import_custom("model", name, "function")
-        with report_failure(f"model {name} fails for {num_classes} classes, {image_size} pixels"):
+        with convert_custom_errors(
+            f"model {name} fails for {num_classes} classes, {image_size} pixels"
+        ):
             model = build(num_classes, image_size)
         inputs = torch.zeros(2, 3, image_size, image_size)
         return prepare_custom_model(model, f"model {name}", inputs, num_classes)

@@ -128,7 +128,9 @@ def class_accuracies(predictions: Predictions) -> NDArray[np.float64]:
     for row, row_predictions in predictions.rows.items():
         mask = predictions.mask_counted_images(row)
         totals = np.bincount(pair[mask], minlength=width * classes)
-        correct = np.bincount(pair[mask & row_predictions.hits(images)], minlength=width * classes)
+        correct = np.bincount(
+            pair[mask & row_predictions.find_hits(images)], minlength=width * classes
+        )
         with np.errstate(invalid="ignore"):
             accuracies[row] = (correct / totals).reshape(width, classes)
     return accuracies

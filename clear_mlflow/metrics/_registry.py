@@ -160,5 +160,7 @@ def format_value(name: str, value: float, score: Score) -> str:
     """
     metric = get_built_in_metrics(score).get(name)
     return (
-        score.number(value) if metric is None or not metric.unit else format_significant(value, 4)
+        score.format_metric(value)
+        if metric is None or not metric.unit
+        else format_significant(value, 4)
     )

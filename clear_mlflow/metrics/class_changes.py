@@ -44,7 +44,7 @@ def vanished(predictions: Predictions) -> float:
     mask = (images.bucket < last) & ~has_class[last][images.label]
     if not np.any(mask):
         raise UndefinedMetricError("needs a class that the last bucket trained on lacks")
-    return float(predictions.get_row(predictions.k).hits(images)[mask].mean())
+    return float(predictions.get_row(predictions.k).find_hits(images)[mask].mean())
 
 
 def unseen_auroc(predictions: Predictions) -> float:
@@ -95,7 +95,7 @@ def _average_just_trained(predictions: Predictions, *, has_new_classes: bool) ->
         is_known = has_class[:bucket].max(axis=0)[images.label]
         mask = (images.bucket == bucket) & (is_known != has_new_classes)
         if np.any(mask):
-            accuracies.append(predictions.get_row(bucket + 1).hits(images)[mask].mean())
+            accuracies.append(predictions.get_row(bucket + 1).find_hits(images)[mask].mean())
     if not accuracies:
         condition = "no bucket before has" if has_new_classes else "came before"
         raise UndefinedMetricError(f"needs a bucket after the first with a class that {condition}")

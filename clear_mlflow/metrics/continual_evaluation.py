@@ -32,7 +32,7 @@ def minimum_accuracy(matrix: AnytimeMatrix) -> float:
     Formula: min-ACC: mean over j < last of (min of a[t, j] over tests t after row j). Defined when
     k >= 2.
     """
-    trained, values = matrix.sequence()
+    trained, values = matrix.stack_accuracies()
     if matrix.k < 2:
         raise UndefinedMetricError(f"needs a past bucket: k >= 2 (trained on {matrix.k})")
     return float(_find_minima(trained, values, matrix.k).mean())
@@ -43,7 +43,7 @@ def worst_case_accuracy(matrix: AnytimeMatrix) -> float:
 
     Formula: WC-ACC: R[last, last] / k + (1 - 1 / k) min-ACC. Defined when k >= 1.
     """
-    trained, values = matrix.sequence()
+    trained, values = matrix.stack_accuracies()
     k = matrix.k
     return float((values[-1, k - 1] + _find_minima(trained, values, k).sum()) / k)
 
@@ -53,7 +53,7 @@ def average_anytime_accuracy(matrix: AnytimeMatrix) -> float:
 
     Formula: mean over tests t of (mean of a[t, j] over j <= i). Defined when k >= 1.
     """
-    trained, values = matrix.sequence()
+    trained, values = matrix.stack_accuracies()
     is_trained = np.arange(values.shape[1]) <= trained[:, np.newaxis]
     return float(((values * is_trained).sum(axis=1) / (trained + 1)).mean())
 
@@ -67,7 +67,7 @@ def windowed_forgetting(matrix: AnytimeMatrix, window: int) -> float:
     The window has at least 2 tests. An accuracy that never falls has a drop of 0, as in the
     authors' program, whose first window has one test.
     """
-    trained, values = matrix.sequence()
+    trained, values = matrix.stack_accuracies()
     drops = [_find_largest_drop(values[trained >= j, j], window) for j in range(matrix.k)]
     return float(np.mean(drops))
 
@@ -78,7 +78,7 @@ def windowed_plasticity(matrix: AnytimeMatrix, window: int) -> float:
     Formula: WP: mean over j < k of (max of a[t, j] - a[s, j] over tests s <= t of bucket j less
     than the window apart). Defined when k >= 1.
     """
-    trained, values = matrix.sequence()
+    trained, values = matrix.stack_accuracies()
     rises = [_find_largest_drop(-values[trained >= j, j], window) for j in range(matrix.k)]
     return float(np.mean(rises))
 

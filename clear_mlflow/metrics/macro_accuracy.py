@@ -51,7 +51,7 @@ def average_over_rows(predictions: Predictions) -> float:
     labels, means = predictions.images.label, []
     totals = np.bincount(labels)
     for row in range(1, predictions.k + 1):
-        correct = predictions.get_row(row).hits(predictions.images)
+        correct = predictions.get_row(row).find_hits(predictions.images)
         by_class = np.bincount(labels[correct], minlength=len(totals))[totals > 0]
         means.append((by_class / totals[totals > 0]).mean())
     return float(np.mean(means))

@@ -78,7 +78,7 @@ class CellScale:
 
     def format_shade(self, shade: float) -> str:
         """Return the value that has a shade, as text."""
-        return self.score.cell(self.worst + shade * (self.best - self.worst))
+        return self.score.format_cell(self.worst + shade * (self.best - self.worst))
 
     @property
     def ends(self) -> tuple[str, str]:

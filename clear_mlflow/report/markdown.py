@@ -71,7 +71,7 @@ def _format_headline(results: MetricResults, score: Score) -> list[str]:
     """Return the headline metrics in a line, then "", or [] without any."""
     summary = results.values_by_name
     values = [
-        f"{metric.headline} **{score.cell(summary[metric.name])}{score.unit}**"
+        f"{metric.headline} **{score.format_cell(summary[metric.name])}{score.unit}**"
         for metric in get_headlines(score)
         if metric.name in summary
     ]
@@ -84,7 +84,7 @@ def _format_matrix(matrix: AccuracyMatrix) -> list[str]:
     rows = [["", *(_clean_key(key) for key in matrix.buckets)]]
     for i, name, values in iter_measured_rows(matrix):
         label = "initial" if i < 0 else f"after {_clean_key(name)}"
-        rows.append([label, *map(matrix.score.cell, values)])
+        rows.append([label, *map(matrix.score.format_cell, values)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]).rstrip()

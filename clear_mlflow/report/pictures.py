@@ -224,7 +224,7 @@ def _draw_cells(
     if width >= _MIN_CELL_WITH_TEXT:
         for i, j in np.argwhere(~np.isnan(shades)):
             x, y = x0 + (j + 0.5) * width, top + (i + 0.5) * height
-            text, ink = scale.score.cell(values[i, j]), _choose_ink(colours[i, j])
+            text, ink = scale.score.format_cell(values[i, j]), _choose_ink(colours[i, j])
             _write(axes, x, y, text, min(8.5, 17.5 * width), color=ink)
 
 

@@ -50,7 +50,7 @@ def describe_retention(matrix: AccuracyMatrix) -> Iterator[str]:
         if math.isnan(learned + last):
             continue
         unit = " %" if score.is_accuracy else ""
-        line = f"learned {score.cell(learned)}{unit}, now {score.cell(last)}{unit}"
+        line = f"learned {score.format_cell(learned)}{unit}, now {score.format_cell(last)}{unit}"
         if score.is_accuracy and learned > 0:
             line += f", retained {last / learned:.0%}".replace("%", " %")
         yield f"bucket {truncate_start(matrix.buckets[j], _KEY)}: {line}"
@@ -63,7 +63,8 @@ def build_matrix_table(matrix: AccuracyMatrix) -> Table:
     """
     score = matrix.score
     widest = max(
-        (len(score.cell(v)) for _, _, row in iter_measured_rows(matrix) for v in row), default=0
+        (len(score.format_cell(v)) for _, _, row in iter_measured_rows(matrix) for v in row),
+        default=0,
     )
     cell_width = max(_CELL, widest)
     max_columns = (_WIDTH - _LABEL) // (cell_width + 1)
@@ -88,7 +89,9 @@ def build_matrix_table(matrix: AccuracyMatrix) -> Table:
         label = Text("initial", style="dim")
         if i >= 0:
             label = Text.assemble("after ", _shorten_key(name, _LABEL - 7))
-        cells = [Text(score.cell(values[j]), style="bold" if i == j else "") for j in columns]
+        cells = [
+            Text(score.format_cell(values[j]), style="bold" if i == j else "") for j in columns
+        ]
         if is_elided:
             cells.insert(len(columns) // 2, Text("…", style="dim"))
         table.add_row(label, *cells)

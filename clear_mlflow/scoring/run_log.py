@@ -23,8 +23,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_IMAGES, MLFLOW_USER
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import Record, RowRecord, row_file_name
-from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
+from clear_mlflow.core.record import Record, RowRecord, format_row_file_name
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES, parse_json_object
 from clear_mlflow.metrics import (
     PREQUENTIAL_METRICS,
     WITHIN_BUCKET_METRICS,
@@ -113,7 +113,7 @@ def read_scores(
     ):
         # The tag with a copy of the rows is wrong as well, except for a matrix too large for it.
         missing = set(range(1, stored.record.matrix.num_buckets + 1)) - set(stored.record.rows)
-        raise build_missing_rows_error(run, row_file_name(min(missing)))
+        raise build_missing_rows_error(run, format_row_file_name(min(missing)))
     results = evaluate(stored)
     return Scores(stored, results, find_changes(client, stored, results, reread=reread))
 
@@ -478,7 +478,7 @@ def _read_metadata(stored: StoredRun, record: Record) -> dict[str, Any]:
     profiles = {entry.dataset.name: entry.dataset.profile for entry in entries}
     profile: Mapping[str, Any] = {}
     with suppress(RecordError):  # in an unknown format
-        profile = json_object(profiles.get(record.dataset.name) or "{}", MAX_ROW_BYTES)
+        profile = parse_json_object(profiles.get(record.dataset.name) or "{}", MAX_ROW_BYTES)
     dataset = {label: str(profile[key]) for key, label in _DATASET_LABELS.items() if key in profile}
     if isinstance(features := profile.get("features"), dict):
         dataset["features"] = str(features.get("name"))

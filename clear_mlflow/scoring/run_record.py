@@ -22,7 +22,7 @@ from clear_mlflow.core.predictions import (
     PREDICTIONS_FOLDER,
     EvaluationSet,
     RowPredictions,
-    predictions_file_name,
+    format_predictions_file_name,
 )
 from clear_mlflow.core.record import Record, RowRecord, assemble
 from clear_mlflow.core.untrusted import (
@@ -30,8 +30,8 @@ from clear_mlflow.core.untrusted import (
     MAX_PREDICTIONS_BYTES,
     MAX_ROW_BYTES,
     MAX_TAG_BYTES,
-    json_object,
-    size_text,
+    format_size,
+    parse_json_object,
 )
 from clear_mlflow.metrics import (
     DEFAULT_FAMILIES,
@@ -189,7 +189,7 @@ def build_families_tag(families: Sequence[str], tags: Mapping[str, str]) -> dict
 def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
     """Return logged metric versions by name, {} if the tag is damaged."""
     try:
-        versions = json_object(tags.get(names.VERSIONS_TAG) or "{}", MAX_TAG_BYTES)
+        versions = parse_json_object(tags.get(names.VERSIONS_TAG) or "{}", MAX_TAG_BYTES)
     except RecordError:
         return {}
     return {name: version for name, version in versions.items() if isinstance(version, int)}
@@ -215,7 +215,7 @@ def read_predictions(
     """
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     sizes = folder.list_sizes()
-    files = {row: predictions_file_name(row) for row in record.rows}
+    files = {row: format_predictions_file_name(row) for row in record.rows}
     files = {row: name for row, name in files.items() if name in sizes}
     if not files:
         return None
@@ -223,7 +223,7 @@ def read_predictions(
         raise RecordError(f"there are predictions, but no {EVALUATION_SET_FILE} next to them")
     total = sum(sizes[name] or 0 for name in files.values())
     if max_bytes is not None and total > max_bytes:
-        raise RecordError(f"they have {total} bytes; {size_text(max_bytes)} are read here")
+        raise RecordError(f"they have {total} bytes; {format_size(max_bytes)} are read here")
     for name in (EVALUATION_SET_FILE, *files.values()):
         check_size(name, sizes[name], MAX_PREDICTIONS_BYTES)
     with folder.open_scratch() as scratch:

@@ -121,7 +121,7 @@ class ImageBootstrap:
         if key not in self._cache:
             truncated, images = run.after(last_row), run.images
             matrix = AccuracyMatrix.from_rows(
-                AccuracyRow(row, images.buckets, labels.correct(images), images.num_instances)
+                AccuracyRow(row, images.buckets, labels.count_correct(images), images.num_instances)
                 for row, labels in truncated.rows.items()
             )
             values = compute_values(matrix.mask(run.protocol), self._metrics)[0]
@@ -140,7 +140,9 @@ def _resample_cells(run: Predictions, resamples: int, seed: int) -> Iterator[NDA
     """Yield (n, k + 1, T) cells of draws, NaN without images."""
     images, rows = run.images, list(run.rows)
     # Sums of weights are integers below 2**24, which are exact in single precision.
-    is_correct = np.stack([run.rows[row].hits(images) for row in rows], axis=1).astype(np.float32)
+    is_correct = np.stack([run.rows[row].find_hits(images) for row in rows], axis=1).astype(
+        np.float32
+    )
     hits_by_bucket = {j: is_correct[images.bucket == j] for j in np.unique(images.bucket).tolist()}
     shape = rows[-1] + 1, len(images.buckets)
     block_size = max(1, _MAX_CELLS // (shape[0] * shape[1]))

@@ -19,7 +19,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import read_bytes, size_text
+from clear_mlflow.core.untrusted import format_size, read_bytes
 from clear_mlflow.store.client import download_file, map_in_threads, mlflow_errors
 
 
@@ -134,7 +134,7 @@ def check_size(name: str, size: int | None, max_bytes: int) -> None:
     An unknown size (None) is accepted.
     """
     if size is not None and size > max_bytes:
-        raise RecordError(f"{name} has {size} bytes; expected at most {size_text(max_bytes)}")
+        raise RecordError(f"{name} has {size} bytes; expected at most {format_size(max_bytes)}")
 
 
 def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:

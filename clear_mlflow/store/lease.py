@@ -31,7 +31,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import printable, truncate, warn
-from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, json_value
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, parse_json
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 
@@ -372,7 +372,7 @@ def _select_lease_text(run: Run) -> str | None:
 
 def _parse_lease(text: str | None) -> _LeaseTag | None:
     try:
-        lease: _LeaseTag = convert(json_value(text or "", MAX_TAG_BYTES), _LeaseTag)
+        lease: _LeaseTag = convert(parse_json(text or "", MAX_TAG_BYTES), _LeaseTag)
     except RecordError:
         return None
     return lease

@@ -16,7 +16,7 @@ from mlflow.entities import Run, RunInfo
 from clear_mlflow.core.disk import OFFLINE_VARIABLE, write_durably
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, json_object, read_bytes
+from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, parse_json_object, read_bytes
 
 ARCHIVE = ".tar.xz"  # ending of a file with bundles
 NO_EXPERIMENT = "bundle"  # in place of an experiment's id, for runs that are read from files
@@ -93,7 +93,9 @@ def check_format(folder: Path) -> None:
     Raises OSError if its ``offline.json`` is missing.
     """
     try:
-        content = json_object(read_bytes(folder / HEADER, MAX_MANIFEST_BYTES), MAX_MANIFEST_BYTES)
+        content = parse_json_object(
+            read_bytes(folder / HEADER, MAX_MANIFEST_BYTES), MAX_MANIFEST_BYTES
+        )
     except RecordError as error:
         raise TrackingError(f"{folder / HEADER} is damaged: {error}") from error
     if content.get("format") != _FORMAT:

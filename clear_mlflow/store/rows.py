@@ -18,8 +18,8 @@ from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import (
     MAX_RESULTS_BYTES,
     MAX_ROW_BYTES,
-    json_object,
-    json_texts,
+    parse_json_object,
+    parse_json_texts,
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local, log_durably
@@ -64,7 +64,7 @@ def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
         content = zlib.decompressobj().decompress(
             base64.b64decode(packed, validate=True), MAX_RESULTS_BYTES
         )
-        text_by_name = json_texts(content, MAX_RESULTS_BYTES)
+        text_by_name = parse_json_texts(content, MAX_RESULTS_BYTES)
     except (ValueError, zlib.error, RecordError):
         return {}
     files = {name: text.encode() for name, text in text_by_name.items()}
@@ -97,7 +97,7 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
 def is_truncated_row(content: bytes) -> bool:
     """Return True if a row file is cut off, as by power cuts."""
     try:
-        json_object(content, MAX_ROW_BYTES)
+        parse_json_object(content, MAX_ROW_BYTES)
     except RecordError:
         return True
     return False

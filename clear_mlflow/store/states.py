@@ -23,7 +23,7 @@ from clear_mlflow.core.untrusted import (
     MAX_STATE_BYTES,
     convert,
     hash_file,
-    json_object,
+    parse_json_object,
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
@@ -55,7 +55,7 @@ class Manifest:
         source: file name, for the RecordError that is raised if the text is invalid.
         """
         try:
-            document = json_object(text, MAX_MANIFEST_BYTES)
+            document = parse_json_object(text, MAX_MANIFEST_BYTES)
             if document.get("format") != FORMAT:
                 raise RecordError(f"expected format {FORMAT}")
             manifest: Manifest = convert(document, cls)

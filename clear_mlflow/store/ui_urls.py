@@ -20,7 +20,7 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, parse_json_object
 from clear_mlflow.metrics import get_first_ranking_metric, get_headlines
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
@@ -237,7 +237,7 @@ def read_sweep_comparison(tags: Mapping[str, str]) -> Mapping[str, Any]:
     Also returns ``of``, a hash of the compared runs. A damaged tag is like none.
     """
     with suppress(RecordError):
-        return json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
+        return parse_json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
     return {}
 
 

@@ -25,7 +25,7 @@ from mlflow.entities import Metric, Param, Run, RunData, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 
 from clear_mlflow.core.errors import ClearError, RecordError
-from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
+from clear_mlflow.core.record import ROWS_FOLDER, format_row_file_name
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.scoring import ActionResult, Scores, evaluate
 from clear_mlflow.scoring.run_log import REPORTS, find_changes, log_results, read_measurements
@@ -214,7 +214,8 @@ class RunCopier:
         with mlflow_errors(f"end the copy of run {source.run_id}"):
             self._end_copy(run, target, lease, last_time)
         message = (
-            problem or f"{len(rows.keys() - {row_file_name(0)})} rows, {_get_copied_status(run)}"
+            problem
+            or f"{len(rows.keys() - {format_row_file_name(0)})} rows, {_get_copied_status(run)}"
         )
         action, run_id = UPDATED if is_update else COPIED, str(target.info.run_id)
         return ActionResult(run_id, name, action, message, source.run_id, is_problem=bool(problem))

@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.environment_variables import MLFLOW_RUN_ID
 
-from clear_mlflow.core.anytime import AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import AnytimeRow, format_anytime_file_name
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
@@ -61,7 +61,7 @@ def read_joined_run(
                 "buckets": (test.buckets, dataset.buckets),
                 "num_instances": (test.num_instances, dataset.num_test),
             },
-            f"{run_id} contains {anytime_file_name(test.bucket, test.test)}",
+            f"{run_id} contains {format_anytime_file_name(test.bucket, test.test)}",
         )
     return run, rows, {(test.bucket, test.test): test for test in tests}
 

@@ -170,7 +170,9 @@ def build_prediction_row(
         )
     row = _parse_row_number(dataset, after)
     checked = _parse_predictions(images, row, predictions)
-    return AccuracyRow(row, dataset.buckets, checked.correct(images), dataset.num_test), checked
+    return AccuracyRow(
+        row, dataset.buckets, checked.count_correct(images), dataset.num_test
+    ), checked
 
 
 def check_accuracy(score: Score, argument: str) -> None:

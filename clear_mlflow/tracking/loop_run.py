@@ -27,7 +27,7 @@ from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
     RowPredictions,
-    predictions_file_name,
+    format_predictions_file_name,
 )
 from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.core.score import RowCost, parse_row_cost
@@ -421,7 +421,7 @@ class LoopRun(DisplayedRun):
                 tags[names.PREDICTIONS_TAG] = "labels" if has_labels_only else "probs"
                 if self._predictions_type is None and (images := dataset.evaluation_set):
                     files[f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"] = images.to_bytes()
-                files[f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"] = content
+                files[f"{PREDICTIONS_FOLDER}/{format_predictions_file_name(row.row)}"] = content
             record = RowRecord.build(row, dataset, self._seed)
             recorder.write_row(record, files=files, tags=tags)
             self._predictions_type = tags.get(names.PREDICTIONS_TAG, self._predictions_type)

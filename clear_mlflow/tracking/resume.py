@@ -21,7 +21,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import RowRecord, assemble, parse_row_index
 from clear_mlflow.core.text import one_line, warn
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, parse_json_texts, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
 from clear_mlflow.journal.uploader import upload_left_folders
@@ -305,7 +305,7 @@ def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
             with folder.open_scratch() as scratch:
                 file = folder.fetch_file(names.CONFIG_JSON, scratch)
                 content = read_bytes(file, MAX_CONFIG_BYTES)
-            return TrainConfig.resolve(json_texts(content, MAX_CONFIG_BYTES))
+            return TrainConfig.resolve(parse_json_texts(content, MAX_CONFIG_BYTES))
         except (RecordError, ConfigError) as error:
             raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
 

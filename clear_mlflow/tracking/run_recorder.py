@@ -13,11 +13,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, format_anytime_file_name
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, utc_now
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, format_row_file_name, utc_now
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.version import __version__, list_software_versions
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
@@ -161,7 +161,7 @@ class RunRecorder:
         tags of the run, as for :meth:`write_tags`.
         """
         row = record.row
-        self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
+        self.write_file(f"{ROWS_FOLDER}/{format_row_file_name(row.row)}", record.to_json().encode())
         points: list[Entry] = []
         try:
             self._add_to_curve(curve)
@@ -243,7 +243,7 @@ class RunRecorder:
 
         Waits up to 5 seconds. Raises the errors of :meth:`write_row`.
         """
-        path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
+        path = f"{ANYTIME_FOLDER}/{format_anytime_file_name(test.bucket, test.test)}"
         self.write_file(path, test.to_json(utc_now()).encode())
         # Otherwise the bucket's row would wait for all of them, and warn that the store fails.
         self.uploader.wait_until_stored()

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
-from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, format_anytime_file_name
 from clear_mlflow.core.batch_record import PREQUENTIAL_FILE
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.distributed import read_dist_env
@@ -23,7 +23,7 @@ from clear_mlflow.core.matrix import AccuracyRow, get_measured_split
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
-    predictions_file_name,
+    format_predictions_file_name,
 )
 from clear_mlflow.core.record import RowRecord, utc_now
 from clear_mlflow.core.text import warn
@@ -142,7 +142,7 @@ class TrainingRun:
         """
         point = self._resume_point
         files = {
-            f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}": measured.predictions,
+            f"{PREDICTIONS_FOLDER}/{format_predictions_file_name(row.row)}": measured.predictions,
             f"{names.MODELS_FOLDER}/{names.format_model_file_name(row.row)}": measured.model,
             _PREQUENTIAL_PATH: measured.prequential,
         }
@@ -174,7 +174,7 @@ class TrainingRun:
 
     def _log_test(self, test: AnytimeRow) -> None:
         """Store a test within a bucket, unless a resumed run has it."""
-        path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
+        path = f"{ANYTIME_FOLDER}/{format_anytime_file_name(test.bucket, test.test)}"
         point = self._resume_point
         if point is None or test.bucket not in point.records or path not in point.artifacts:
             self.recorder.write_test(test)

@@ -20,7 +20,7 @@ from stored_runs import history, only_run, read_comparable_rows, read_stored_row
 from waiting import finish, finish_well, wait_until
 
 from clear_mlflow.cli import main
-from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
+from clear_mlflow.core.record import ROWS_FOLDER, format_row_file_name
 
 ROOT = Path(__file__).parents[2]
 JOB = "17"
@@ -115,7 +115,7 @@ def test_a_job_that_receives_sigterm_resumes_its_run(slurm):
     assert only.data.params["seed"] == "3"
     assert only.data.tags["clear_mlflow.resumed"] == "1"
     rows = {Path(file.path).name for file in client.list_artifacts(run, ROWS_FOLDER)}
-    assert rows == {row_file_name(i) for i in range(11)}
+    assert rows == {format_row_file_name(i) for i in range(11)}
     assert (folder / "scontrol.log").read_text() == f"requeue {JOB}\n"
 
 

@@ -25,7 +25,7 @@ from mlflow_stores import copy_store, tracking_uri
 from servers import request_page, tracking_server
 from waiting import LONG
 
-from clear_mlflow.core.record import row_file_name
+from clear_mlflow.core.record import format_row_file_name
 from clear_mlflow.store import names
 
 pytestmark = pytest.mark.slow
@@ -106,7 +106,7 @@ def test_runs_are_grouped_selected_and_filtered(client, ask):
 
 
 def store_row(client, run_id, row):
-    name = row_file_name(row.row.row)
+    name = format_row_file_name(row.row.row)
     client.log_text(run_id, row.to_json(), f"accuracy_matrix/rows/{name}")
 
 

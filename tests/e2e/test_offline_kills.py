@@ -13,7 +13,7 @@ from forked import PIPED, ForkedPython, environment
 from mlflow import MlflowClient
 from stored_runs import without_machine_fields
 
-from clear_mlflow.core.untrusted import json_object
+from clear_mlflow.core.untrusted import parse_json_object
 from clear_mlflow.store import names
 from clear_mlflow.store.offline import format_offline_uri
 
@@ -71,7 +71,7 @@ def run_and_kill(draw, seconds, *words, **options):
 def describe(client, run_id):
     """Return rows, metrics and points of a run, without what differs between two machines."""
     described = describe_run(client, run_id)
-    rows = {n: json_object(content, 10**6) for n, content in described["rows"].items()}
+    rows = {n: parse_json_object(content, 10**6) for n, content in described["rows"].items()}
     if all("cost" in row for row in rows.values()):
         rows = without_machine_fields(rows)
     histories = {

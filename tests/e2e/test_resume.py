@@ -21,7 +21,7 @@ from stored_runs import (
 from waiting import LONG, finish, finish_well, wait_until
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.predictions import predictions_file_name
+from clear_mlflow.core.predictions import format_predictions_file_name
 from clear_mlflow.core.record import parse_row_index
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
@@ -220,8 +220,8 @@ def test_a_stored_row_is_not_replaced_by_a_different_measurement(project, interr
     for name, steps in expected.items():
         assert points[name] == sorted(steps.items())
     # The predictions of the row that was measured now are not those of the stored one.
-    assert predictions_file_name(last_row + 1) not in read_tensors(run, "predictions")
-    assert predictions_file_name(last_row + 2) in read_tensors(run, "predictions")
+    assert format_predictions_file_name(last_row + 1) not in read_tensors(run, "predictions")
+    assert format_predictions_file_name(last_row + 2) in read_tensors(run, "predictions")
 
 
 @pytest.mark.slow

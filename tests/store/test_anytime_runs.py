@@ -9,7 +9,12 @@ from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow.api.compared import compare_stored_runs
 from clear_mlflow.api.rescore import rescore_runs
-from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeMatrix, AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import (
+    ANYTIME_FOLDER,
+    AnytimeMatrix,
+    AnytimeRow,
+    format_anytime_file_name,
+)
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.journal.run_folder import RunFolder
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate_metrics
@@ -40,7 +45,7 @@ MATRIX = AnytimeMatrix.from_tests(
     AccuracyMatrix([[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]]),
 )
 EXPECTED = compute_values(MATRIX, WITHIN_BUCKET_METRICS)[0]
-FILES = [anytime_file_name(bucket, test) for bucket in TESTS for test in (1, 2)]
+FILES = [format_anytime_file_name(bucket, test) for bucket in TESTS for test in (1, 2)]
 ALL_TESTS = [test for tests in TESTS.values() for test in tests]
 WRITTEN_AT = "2026-01-31T12:00:00Z"
 
@@ -99,7 +104,7 @@ def test_evaluate_logs_metrics_of_tests_for_a_run_without_them(store, experiment
     run = stored_run(store, experiment_id)
     get_tests_folder(run).mkdir()
     for test in ALL_TESTS:
-        file = get_tests_folder(run) / anytime_file_name(test.bucket, test.test)
+        file = get_tests_folder(run) / format_anytime_file_name(test.bucket, test.test)
         file.write_text(test.to_json(WRITTEN_AT))
     store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
     late = file.rename(file.with_suffix(".late"))  # it is looked for again while it lacks
@@ -131,7 +136,7 @@ def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
     run_id = finished.info.run_id
     journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     for test in other:
-        name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
+        name = f"{ANYTIME_FOLDER}/{format_anytime_file_name(test.bucket, test.test)}"
         journal.append(name, test.to_json(WRITTEN_AT).encode())
     journal.close()
     (synced,) = sync_folders(select_folders(journal.folder))

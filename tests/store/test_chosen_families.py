@@ -12,7 +12,7 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 import clear_mlflow
 from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.record import assemble, row_file_name
+from clear_mlflow.core.record import assemble, format_row_file_name
 from clear_mlflow.metrics import FAMILIES, get_family_metrics, summarize
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_in_process
@@ -31,7 +31,7 @@ def steps(store, run_id):
 
 def build_matrix(correct):
     rows = row_records(correct)
-    return assemble({row_file_name(row.row.row): row for row in rows}).matrix
+    return assemble({format_row_file_name(row.row.row): row for row in rows}).matrix
 
 
 def read_scored_families(store, run_id):

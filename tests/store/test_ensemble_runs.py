@@ -83,7 +83,7 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
     for row, correct in enumerate(read_rows(member)):
         predictions = RowPredictions.load(folder / f"row_{row:03d}.safetensors")
-        assert predictions.correct(images) == correct
+        assert predictions.count_correct(images) == correct
 
 
 def test_the_parent_run_has_the_summary_and_no_rows(finished):

@@ -171,15 +171,15 @@ def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
     store, own_cache, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    flush_file = disk.flush_file
+    write_and_flush = disk.write_and_flush
 
     def fail_for_row_1(file, content):
         if "row_001" in file.name:
             raise OSError(errno.ENOSPC, "No space left on device")
-        flush_file(file, content)
+        write_and_flush(file, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "flush_file", fail_for_row_1)
+        patch.setattr(disk, "write_and_flush", fail_for_row_1)
         with pytest.raises(TrackingError) as failure:
             train_in_process(store, training(SETTINGS, STREAM), {})
     message = str(failure.value)

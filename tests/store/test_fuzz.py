@@ -28,9 +28,13 @@ from stored_runs import row_texts
 from stored_values import build_images
 from strategy_runs import feature_stream, on_features, train_with_states
 
-from clear_mlflow.core.anytime import AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import AnytimeRow, format_anytime_file_name
 from clear_mlflow.core.errors import ClearError, ConfigError
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.core.predictions import (
+    EvaluationSet,
+    RowPredictions,
+    format_predictions_file_name,
+)
 from clear_mlflow.core.text import one_line
 from clear_mlflow.data.cache import UnusableFileError, read_array, write_array
 from clear_mlflow.data.features.shipped import load_torch_file
@@ -147,7 +151,7 @@ def test_rows(data):
 @given(ANY)
 def test_tests_inside_a_bucket(data):
     (good,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
-    name = anytime_file_name(2, 1)
+    name = format_anytime_file_name(2, 1)
     content = data.draw(changed_json(json.loads(good.to_json("2026-01-31T12:00:00Z"))))
     row = read_or_refused(lambda: AnytimeRow.from_json(content, source=name))
     if row is not None:
@@ -193,7 +197,7 @@ def test_predictions(tmp_path, data):
         probabilities=data.draw(st.sampled_from([None, likely])),
         evaluation_set=images.digest,
     )
-    path = tmp_path / predictions_file_name(2)
+    path = tmp_path / format_predictions_file_name(2)
     path.write_bytes(content := data.draw(changed_tensors(original.to_bytes())))
     loaded = read_or_refused(lambda: RowPredictions.load(path))
     if loaded is None:
@@ -204,7 +208,7 @@ def test_predictions(tmp_path, data):
     assert np.array_equal(loaded.labels, labels)
     assert (loaded.probabilities is None) == ("probabilities" not in header)
     assert header["__metadata__"]["row"] == "2"
-    checked = read_or_refused(lambda: (loaded.check(images), loaded.correct(images)))
+    checked = read_or_refused(lambda: (loaded.check(images), loaded.count_correct(images)))
     if checked is not None:
         right = labels == images.label
         assert list(checked[1]) == [int(right[images.bucket == j].sum()) for j in range(3)]

@@ -113,12 +113,12 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import parse_row_index
 from clear_mlflow.core.text import one_line
-from clear_mlflow.core.untrusted import json_value
+from clear_mlflow.core.untrusted import parse_json
 from clear_mlflow.importers import FORMATS, ResultFile, parse_runs
 from clear_mlflow.journal.run_folder import _ENTRY
 
 reads = [mask_credentials, one_line, parse_row_index, parse_anytime_file_name, _ENTRY.fullmatch]
-reads.append(lambda text: json_value(text, 2**22))
+reads.append(lambda text: parse_json(text, 2**22))
 for name in FORMATS:
     reads.append(lambda text, name=name: parse_runs(ResultFile("a", text.encode()), name))
 for unit in ["a", ":", "@", "/", "a:", "://", "[", "'", "0", "0.", " a", ","]:

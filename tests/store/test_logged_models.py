@@ -22,7 +22,11 @@ from torch import nn
 
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.core.predictions import (
+    EvaluationSet,
+    RowPredictions,
+    format_predictions_file_name,
+)
 from clear_mlflow.data.features import load_features
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -116,7 +120,7 @@ def test_mlflow_alone_loads_the_model_of_row_three(store, run, photos):
     )
     classes, labels, loaded = json.loads(process.stdout.splitlines()[-1])
     assert loaded == []
-    stored = RowPredictions.load(folder / predictions_file_name(3))
+    stored = RowPredictions.load(folder / format_predictions_file_name(3))
     assert classes == stored.labels.tolist()
     assert labels == [images.class_names[number] for number in classes]
     assert len(set(classes)) > 1
@@ -212,7 +216,7 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
                 model.predict(of_bucket, params={"bucket": bucket.key} if is_task else None)
                 for bucket, of_bucket in zip(buckets, inputs, strict=True)
             )
-            file = artifact_folder(run) / "predictions" / predictions_file_name(row)
+            file = artifact_folder(run) / "predictions" / format_predictions_file_name(row)
             stored = RowPredictions.load(file)
             assert predictions["class"].tolist() == stored.labels.tolist()
             if stored.probabilities is not None:

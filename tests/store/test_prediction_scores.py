@@ -30,7 +30,7 @@ def test_metrics_of_predictions_are_logged(store, experiment_id):
     record = assemble(read_rows(store, run))
     predictions = run_record.read_predictions(store, run, record)
     images = predictions.images
-    correct = [of_row.correct(images) for of_row in predictions.rows.values()]
+    correct = [of_row.count_correct(images) for of_row in predictions.rows.values()]
     assert np.array_equal(np.divide(correct, images.num_instances)[1:], record.matrix.values)
     data = store.get_run(run.info.run_id).data
     assert compute_values(predictions, PREDICTION_METRICS)[0].items() <= data.metrics.items()

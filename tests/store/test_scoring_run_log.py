@@ -16,7 +16,7 @@ from stored_values import row_record
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import assemble, row_file_name
+from clear_mlflow.core.record import assemble, format_row_file_name
 from clear_mlflow.metrics import METRICS, Metric, summarize
 from clear_mlflow.report.page.matrix_map import MAX_SHOWN, sample_evenly
 from clear_mlflow.scoring import Changes, evaluate
@@ -107,7 +107,7 @@ def stored_runs(draw):
     protocol = draw(st.sampled_from(["iid", "streaming"]))
     buckets = tuple(str(j + 1) for j in range(num_buckets))
     records = {
-        row_file_name(row): row_record(
+        format_row_file_name(row): row_record(
             AccuracyRow(row, buckets, tuple(draw(counts)), (NUM_TEST,) * num_buckets),
             protocol=protocol,
         )

@@ -6,7 +6,11 @@ import pytest
 from released_layout import write_released
 from stored_runs import artifact_folder, load_rows, only_run
 
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.core.predictions import (
+    EvaluationSet,
+    RowPredictions,
+    format_predictions_file_name,
+)
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check, prepare
@@ -49,7 +53,7 @@ def test_stored_predictions_have_the_counts_of_the_rows(store, experiment_id, re
     assert len(list(folder.glob("*.safetensors"))) == 1 + len(rows)
     assert run.data.tags[names.SCORED_TAG].count(".") == 2  # predictions were scored, too
     for record in rows:
-        predictions = RowPredictions.load(folder / predictions_file_name(record.row.row))
+        predictions = RowPredictions.load(folder / format_predictions_file_name(record.row.row))
         predictions.check(images, record.row.cells)
         assert (predictions.probabilities is not None) == (mode == "probs")
     assert images.num_instances == rows[0].row.num_instances

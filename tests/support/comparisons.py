@@ -14,7 +14,7 @@ from clear_mlflow.comparison.pairs import compare_groups
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.record import RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import RowRecord, assemble, format_row_file_name
 from clear_mlflow.core.score import RowCost
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
 from clear_mlflow.learning.parameters.logged import describe_parameters
@@ -75,7 +75,7 @@ def compared_run(
 ) -> ComparedRun:
     """Return a run as comparisons get it."""
     rows = row_records(correct, **row_options)
-    record = assemble({row_file_name(r.row.row): r for r in rows})
+    record = assemble({format_row_file_name(r.row.row): r for r in rows})
     return ComparedRun(
         run_id=run_id or f"{name}-{record.seed}",
         name=f"{name} seed {record.seed}",
@@ -97,7 +97,7 @@ def log_run(client, experiment_id, name, correct, *, strategy, tags=None, **row_
         experiment_id, run_name=name, tags={"strategy": strategy, **(tags or {})}
     )
     for row in row_records(correct, **row_options):
-        path = f"accuracy_matrix/rows/{row_file_name(row.row.row)}"
+        path = f"accuracy_matrix/rows/{format_row_file_name(row.row.row)}"
         client.log_text(run.info.run_id, row.to_json(), path)
     client.set_terminated(run.info.run_id)
     return client.get_run(run.info.run_id)
@@ -144,7 +144,7 @@ def add_costs(records, price):
         row = msgspec.structs.replace(record.row, cost=None if price is None else cost)
         return dataclasses.replace(record, row=row)
 
-    return {row_file_name(record.row.row): cost_of_each_row(record) for record in records}
+    return {format_row_file_name(record.row.row): cost_of_each_row(record) for record in records}
 
 
 def build_cost_runs(strategy, level, price, seeds=range(3)):

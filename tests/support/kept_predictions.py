@@ -29,7 +29,7 @@ def kept_run(client, experiment_id, *, kept="labels"):
     run = client.create_run(experiment_id)
     rows = rows_folder(run)
     rows.mkdir(parents=True)
-    correct = [of_row.correct(images) for of_row in predictions.values()]
+    correct = [of_row.count_correct(images) for of_row in predictions.values()]
     for name, text in row_texts(correct).items():
         (rows / name).write_text(text)
     write_predictions(predictions_folder(run), images, predictions)

@@ -8,7 +8,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 from waiting import wait_until
 
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import RowRecord, row_file_name
+from clear_mlflow.core.record import RowRecord, format_row_file_name
 from clear_mlflow.store import names
 
 DIGEST = "sha256:" + "ab" * 32
@@ -83,7 +83,7 @@ def wait_for_row(client, experiment_id, row, process, run_id=None):
 def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
     buckets = tuple(str(j + 1) for j in range(len(correct[0])))
     return {
-        row_file_name(i): row_record(
+        format_row_file_name(i): row_record(
             AccuracyRow(i, buckets, tuple(counts), (NUM_TEST,) * len(buckets)),
             dataset={"digest": digest},
             seed=seed,

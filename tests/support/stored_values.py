@@ -7,7 +7,7 @@ from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,
     RowPredictions,
-    predictions_file_name,
+    format_predictions_file_name,
 )
 from clear_mlflow.core.record import RowRecord
 
@@ -54,4 +54,4 @@ def write_predictions(folder, images, predictions_by_row):
     folder.mkdir()
     (folder / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
     for row, predictions in predictions_by_row.items():
-        (folder / predictions_file_name(row)).write_bytes(predictions.to_bytes())
+        (folder / format_predictions_file_name(row)).write_bytes(predictions.to_bytes())

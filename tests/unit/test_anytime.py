@@ -15,7 +15,7 @@ from one_line_errors import check_error
 from clear_mlflow.core.anytime import (
     AnytimeMatrix,
     AnytimeRow,
-    anytime_file_name,
+    format_anytime_file_name,
     parse_anytime_file_name,
 )
 from clear_mlflow.core.errors import RecordError
@@ -200,7 +200,7 @@ def test_tests_of_another_run_are_rejected(change, message):
 def test_a_file_reads_back_to_the_same_test():
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     text = test.to_json(WHEN)
-    name = anytime_file_name(2, 1)
+    name = format_anytime_file_name(2, 1)
     assert AnytimeRow.from_json(text, source=name) == test
     assert json.loads(text)["training_on"] == "2"
     newer = {**json.loads(text), "loss": 1.5}
@@ -211,13 +211,13 @@ def test_a_file_reads_back_to_the_same_test():
 
 def test_rows_and_tests_are_not_confused():
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
-    assert parse_row_index(anytime_file_name(2, 1)) is None
+    assert parse_row_index(format_anytime_file_name(2, 1)) is None
     with pytest.raises(RecordError, match=r"schema\.name is 'clear_mlflow/anytime_row'"):
         RowRecord.from_json(test.to_json(WHEN), source="row_002.json")
     assert parse_anytime_file_name("row_002.json") is None
     row = {"schema": {"name": "clear_mlflow/accuracy_row", "version": "1.0"}}
     with pytest.raises(RecordError, match="expected 'clear_mlflow/anytime_row'"):
-        AnytimeRow.from_json(json.dumps(row), source=anytime_file_name(2, 1))
+        AnytimeRow.from_json(json.dumps(row), source=format_anytime_file_name(2, 1))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_rows_and_tests_are_not_confused():
 def test_an_invalid_test_file_is_a_one_line_error(change, message):
     tests = inside_bucket(2, [[1, 2, 3], [2, 3, 4], [3, 4, 5]], (9, 9, 9))
     content = {**json.loads(tests[1].to_json(WHEN)), **change}
-    read, source = AnytimeRow.from_json, anytime_file_name(2, 2)
+    read, source = AnytimeRow.from_json, format_anytime_file_name(2, 2)
     line = check_error(RecordError, message, read, json.dumps(content), source=source)
     assert line.startswith("bucket_002_test_0002.json: ")
 

@@ -14,7 +14,7 @@ from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.page.charts import build_metric_plots
 from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import assemble, row_file_name
+from clear_mlflow.core.record import assemble, format_row_file_name
 from clear_mlflow.core.score import Score
 from clear_mlflow.metrics import COST_METRICS, METRICS, summarize
 
@@ -154,7 +154,7 @@ def test_runs_without_valid_cells_make_a_page():
     runs = []
     for run in seeds_of("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):
         last = row_records(counts(180, 1), protocol="streaming")[4]
-        record = assemble({row_file_name(4): last})
+        record = assemble({format_row_file_name(4): last})
         runs.append(replace(run, record=record, summary={}))
     comparison, text = build_page(runs, title="[/x]")
     assert comparison.ranked_by is None

@@ -29,13 +29,13 @@ def test_contents_and_names_are_flushed_in_order(tmp_path, monkeypatch, write):
 def test_a_file_written_meanwhile_is_not_replaced(tmp_path, monkeypatch):
     """While this process was stopped."""
     file = tmp_path / "row.json"
-    flush_file = disk.flush_file
+    write_and_flush = disk.write_and_flush
 
     def stop(draft, content):
-        flush_file(draft, content)
+        write_and_flush(draft, content)
         file.write_bytes(b"another's")
 
-    monkeypatch.setattr(disk, "flush_file", stop)
+    monkeypatch.setattr(disk, "write_and_flush", stop)
     assert not create_durably(file, b"late")
     assert file.read_bytes() == b"another's"
     assert list(tmp_path.iterdir()) == [file]
@@ -58,17 +58,17 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
 @pytest.mark.parametrize("write", [write_durably, create_durably])
 def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path, monkeypatch, write):
     file = tmp_path / "row.json"
-    flush_file = disk.flush_file
+    write_and_flush = disk.write_and_flush
 
     def interrupt(draft, content):
-        monkeypatch.setattr(disk, "flush_file", flush_file)
+        monkeypatch.setattr(disk, "write_and_flush", write_and_flush)
         with draft.open("wb") as stream:
             stream.write(b"slow")
             stream.flush()
             write(file, b"fast")
             stream.write(b" writer")
 
-    monkeypatch.setattr(disk, "flush_file", interrupt)
+    monkeypatch.setattr(disk, "write_and_flush", interrupt)
     assert write(file, b"slow writer") is not True
     assert file.read_bytes() == (b"slow writer" if write is write_durably else b"fast")
     assert list(tmp_path.iterdir()) == [file]

@@ -131,7 +131,7 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
     rows = {row: replace(stored, evaluation_set=images.digest) for row, stored in run.rows.items()}
     run = Predictions(images, rows)
     assert _has_balanced_classes(run)
-    correct = [stored.correct(images) for row, stored in rows.items() if row]
+    correct = [stored.count_correct(images) for row, stored in rows.items() if row]
     accuracies = np.array(correct) / [len(labels[j]) for j in range(2)]
     assert np.allclose(macro_matrix(run).values, accuracies, atol=1e-12)
     assert not _has_balanced_classes(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
@@ -233,7 +233,7 @@ def test_a_series_equals_truncated_runs() -> None:
 def test_predictions_must_match_the_rows() -> None:
     run = predictions(5)
     counts = run.images.num_instances
-    cells = [np.array(stored.correct(run.images)) / counts for stored in run.rows.values()]
+    cells = [np.array(stored.count_correct(run.images)) / counts for stored in run.rows.values()]
     matrix = AccuracyMatrix(cells[1:], cells[0], counts)
     run.check(matrix)
     run.check(AccuracyMatrix(np.round(cells[1:], 4), np.round(cells[0], 4)))

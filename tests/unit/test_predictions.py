@@ -17,7 +17,7 @@ from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,
     RowPredictions,
-    predictions_file_name,
+    format_predictions_file_name,
 )
 
 
@@ -67,7 +67,7 @@ def test_the_digest_follows_from_every_part(part: str) -> None:
 def test_predictions_round_trip_with_the_counts_of_their_row(tmp_path_factory, labels, probs):
     images = evaluation_set()
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
-    path = tmp_path_factory.mktemp("p") / predictions_file_name(2)
+    path = tmp_path_factory.mktemp("p") / format_predictions_file_name(2)
     path.write_bytes(build_row(images, labels, probabilities=probabilities).to_bytes())
     back = RowPredictions.load(path)
     assert back.labels.tolist() == labels
@@ -84,9 +84,9 @@ def test_predictions_of_another_row_or_set_are_rejected(tmp_path: Path) -> None:
     check_error(RecordError, "another evaluation set", row.check, evaluation_set((2, 3)))
     with pytest.raises(RecordError, match="a class that is not one of the 4"):
         build_row(images, [9, 0, 0, 0, 0]).check(images)
-    (tmp_path / predictions_file_name(3)).write_bytes(row.to_bytes())
+    (tmp_path / format_predictions_file_name(3)).write_bytes(row.to_bytes())
     with pytest.raises(RecordError, match="contains the predictions of row '2'"):
-        RowPredictions.load(tmp_path / predictions_file_name(3))
+        RowPredictions.load(tmp_path / format_predictions_file_name(3))
 
 
 def test_predictions_are_compared_with_the_rows_accuracies() -> None:
@@ -138,7 +138,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_a_one_line_error(tmp_path: Path, name: str) -> None:
-    path = tmp_path / predictions_file_name(2)
+    path = tmp_path / format_predictions_file_name(2)
     path.write_bytes(HOSTILE[name])
     for read in (RowPredictions.load, EvaluationSet.load):
         check_error(RecordError, "row_002.safetensors", read, path)

@@ -19,8 +19,8 @@ from clear_mlflow.core.record import (
     SCHEMA_NAME,
     RowRecord,
     assemble,
+    format_row_file_name,
     parse_row_index,
-    row_file_name,
 )
 from clear_mlflow.core.score import ACCURACY, Score
 
@@ -269,7 +269,7 @@ def test_other_file_names_are_not_rows(name):
 
 
 def index_records(*records: RowRecord) -> dict[str, RowRecord]:
-    return {row_file_name(r.row.row): r for r in records}
+    return {format_row_file_name(r.row.row): r for r in records}
 
 
 @pytest.mark.parametrize(

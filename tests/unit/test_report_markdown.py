@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import Record, assemble, row_file_name
+from clear_mlflow.core.record import Record, assemble, format_row_file_name
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.markdown import escape, format_run_description
 
@@ -23,7 +23,7 @@ def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
     rows = [counts[i : i + width] for i in range(0, len(counts), width)]
     initial = [100] * width
     records = {
-        row_file_name(number): row_record(
+        format_row_file_name(number): row_record(
             AccuracyRow(number, matrix.buckets, tuple(row), (1000,) * width),
             protocol=metadata.get("protocol", "iid"),
             dataset={"name": metadata.get("name", "clear10"), "digest": "sha256:abc"},

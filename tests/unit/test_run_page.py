@@ -17,7 +17,7 @@ from stored_values import build_images, build_row_predictions, row_record
 
 from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.record import assemble, row_file_name
+from clear_mlflow.core.record import assemble, format_row_file_name
 from clear_mlflow.metrics import (
     METRICS,
     WITHIN_BUCKET_METRICS,
@@ -55,14 +55,14 @@ def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=
     records = {}
     for number, right in counts.items():
         row = AccuracyRow(number, tuple(buckets), tuple(right), tuple(num_test))
-        records[row_file_name(number)] = row_record(row, **metadata)
+        records[format_row_file_name(number)] = row_record(row, **metadata)
     return assemble(records)
 
 
 def build_report(predictions=None, *, counts=None, **changes):
     if counts is None:
         images = predictions.images
-        counts = {row: stored.correct(images) for row, stored in predictions.rows.items()}
+        counts = {row: stored.count_correct(images) for row, stored in predictions.rows.items()}
         record = build_record(counts, images.num_instances, protocol=predictions.protocol)
     else:
         num_test = (50,) * len(next(iter(counts.values())))
@@ -107,7 +107,7 @@ def test_hostile_names_are_only_text(name):
         parts = ("configuration", "dataset", "environment")
         report = build_report(
             predictions,
-            counts={r: a.correct(images) for r, a in rows.items()},
+            counts={r: a.count_correct(images) for r, a in rows.items()},
             rows={"dataset": key, "buckets": buckets},
             name=text,
             run_id=text,
@@ -243,7 +243,7 @@ def test_a_run_with_its_first_row_has_a_page(row):
 
 def test_imported_fractions_have_no_counts():
     row = AccuracyRow.from_values(1, ("a", "b"), (0.5, math.nan))
-    record = assemble({row_file_name(1): row_record(row, seed=None)})
+    record = assemble({format_row_file_name(1): row_record(row, seed=None)})
     report = RunReport(name="x", run_id="y", record=record, results=MetricResults())
     text = render_run_page(dataclasses.replace(report, without_predictions="The run kept none."))
     assert read_page_data(text)["images"] is read_page_data(text)["predictions"] is None

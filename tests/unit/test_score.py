@@ -24,7 +24,7 @@ from clear_mlflow.core.anytime import AnytimeMatrix, AnytimeRow
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.record import assemble, row_file_name
+from clear_mlflow.core.record import assemble, format_row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, format_significant
 from clear_mlflow.importers import ReadOptions, ResultFile, parse_runs
 from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, adapt_metrics
@@ -66,7 +66,9 @@ def record(row, values, score=RMSE, *, seed=0, num_instances=None, **changes):
 
 def build_tracked_run(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
     rows = [*([] if initial is None else [(0, initial)]), *enumerate(values, start=1)]
-    return assemble({row_file_name(i): record(i, cells, score, seed=seed) for i, cells in rows})
+    return assemble(
+        {format_row_file_name(i): record(i, cells, score, seed=seed) for i, cells in rows}
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_a_score_without_a_name_or_a_direction_is_rejected(name, higher, part):
 def test_a_row_of_another_score_is_rejected(other):
     rows = [record(1, [0.5, 0.25]), record(2, [0.5, 0.25], other)]
     message = "contradict each other: score is"
-    check_error(RecordError, message, assemble, {row_file_name(r.row.row): r for r in rows})
+    check_error(RecordError, message, assemble, {format_row_file_name(r.row.row): r for r in rows})
     check_error(RecordError, message, AccuracyMatrix.from_rows, [r.row for r in rows])
 
 

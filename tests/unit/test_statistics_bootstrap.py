@@ -37,7 +37,7 @@ def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predict
 
 
 def build_matrix(run: Predictions) -> AccuracyMatrix:
-    cells = np.array([answer.correct(run.images) for answer in run.rows.values()]) / (7, 5, 6)
+    cells = np.array([answer.count_correct(run.images) for answer in run.rows.values()]) / (7, 5, 6)
     return AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))
 
 

@@ -1,7 +1,7 @@
 """Names of tags and artifacts in stored runs never change, so that old runs stay readable."""
 
-from clear_mlflow.core.anytime import ANYTIME_FOLDER, anytime_file_name
-from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
+from clear_mlflow.core.anytime import ANYTIME_FOLDER, format_anytime_file_name
+from clear_mlflow.core.record import ROWS_FOLDER, format_row_file_name
 from clear_mlflow.store import names
 
 # Spelled in two parts each, so that a search and replace of a module name does not change them.
@@ -38,8 +38,8 @@ def test_names_of_stored_tags_do_not_change():
 
 
 def test_names_of_stored_artifacts_do_not_change():
-    assert f"{ROWS_FOLDER}/{row_file_name(3)}" == "accuracy_matrix/rows/row_003.json"
-    test = f"{ANYTIME_FOLDER}/{anytime_file_name(3, 12)}"
+    assert f"{ROWS_FOLDER}/{format_row_file_name(3)}" == "accuracy_matrix/rows/row_003.json"
+    test = f"{ANYTIME_FOLDER}/{format_anytime_file_name(3, 12)}"
     assert test == "anytime_accuracy/bucket_003_test_0012.json"
     assert names.CONFIG_JSON == "config.json"
     assert names.MATRIX_JSON == "accuracy_matrix/matrix.json"

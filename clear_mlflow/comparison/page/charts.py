@@ -75,7 +75,7 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         for row, (position, group, summary, interval, is_over_images) in enumerate(rows):
             seeds = group.format_partial_seeds(metric) or str(summary.n)
             source = "test images" if is_over_images else f"{seeds} seed{'s' * (seeds != '1')}"
-            value = f"{score.number(summary.mean)} {format_interval(interval, score=score)}"
+            value = f"{score.format_metric(summary.mean)} {format_interval(interval, score=score)}"
             point = to_pixels(summary.mean), 16 + line_height * row
             ends = interval and (to_pixels(interval.low), to_pixels(interval.high))
             text = f"{value.rstrip()}; {source}"
@@ -131,7 +131,8 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         to_y = partial(_to_pixel, (low, high), (bottom, top))
         dots: list[dict[str, Any]] = []
         for position, _, summary, cost in rows:
-            value = f"{score.number(summary.mean)} at {format_significant(cost, 3)} training FLOPs"
+            mean = score.format_metric(summary.mean)
+            value = f"{mean} at {format_significant(cost, 3)} training FLOPs"
             point, interval = (to_x(transform(cost)), to_y(summary.mean)), summary.interval
             ends = interval and (to_y(interval.low), to_y(interval.high))
             dots.append(_build_dot(comparison, position, value, point, ends))
@@ -302,8 +303,8 @@ def _build_line(position: int, group: Group, history: _History, score: Score) ->
     for num_trained, row in enumerate(values_by_row):
         if values := row[~np.isnan(row)].tolist():
             summary = seed_summary(values, level=LEVEL)
-            std = "" if summary.std is None else f" ± {score.cell(summary.std)}"
-            mean = f"{score.cell(summary.mean)}{std}{score.unit}"
+            std = "" if summary.std is None else f" ± {score.format_cell(summary.std)}"
+            mean = f"{score.format_cell(summary.mean)}{std}{score.unit}"
             title = f"{name}, after {num_trained}: {mean} ({format_count(summary.n, 'seed')})"
             points.append(LinePoint(num_trained, summary.mean, title, summary.interval))
     colour, dash = _get_style(position)
@@ -358,5 +359,5 @@ def format_interval(interval: Interval | None, decimals: int = 4, *, score: Scor
     """Return an interval in brackets, "" without one."""
     if interval is None:
         return ""
-    number = f"{{:.{decimals}f}}".format if score.is_accuracy else score.number
+    number = f"{{:.{decimals}f}}".format if score.is_accuracy else score.format_metric
     return f"[{number(interval.low)}, {number(interval.high)}]"

@@ -10,7 +10,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_FEATURES_WIDTH, convert, json_object
+from clear_mlflow.core.untrusted import (
+    MAX_CONFIG_BYTES,
+    MAX_FEATURES_WIDTH,
+    convert,
+    parse_json_object,
+)
 
 _KEY = "clear_mlflow"  # of a safetensors file's metadata
 NOT_DESCRIBED = {_KEY: "null"}  # metadata of a network that only its strategy's class can build
@@ -58,7 +63,9 @@ def read_description(path: Path) -> ModelDescription | None:
             text = (file.metadata() or {})[_KEY]
         if text == NOT_DESCRIBED[_KEY]:
             return None
-        model: ModelDescription = convert(json_object(text, MAX_CONFIG_BYTES), ModelDescription)
+        model: ModelDescription = convert(
+            parse_json_object(text, MAX_CONFIG_BYTES), ModelDescription
+        )
         if len(model.class_names) != model.num_classes or model.num_classes < 1:
             raise RecordError(f"{len(model.class_names)} names for {model.num_classes} classes")
         if any(not {*c} or {*c} - {*model.class_names} for c in model.classes_by_bucket.values()):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import one_line, safe_repr
-from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, size_text
+from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, format_size
 from clear_mlflow.data.features.shipped import has_all_values, is_dense_on_cpu, load_torch_file
 from clear_mlflow.data.files import path_text, reason
 
@@ -38,7 +38,7 @@ def read_weights(path: Path, name: str) -> dict[str, Tensor]:
             if (size := path.stat().st_size) > MAX_WEIGHTS_BYTES:
                 raise DataError(
                     f"{path_text(path)} has {size} bytes; expected at most "
-                    f"{size_text(MAX_WEIGHTS_BYTES)} for a file of weights"
+                    f"{format_size(MAX_WEIGHTS_BYTES)} for a file of weights"
                 )
             content = load_file(path)
         except DataError:

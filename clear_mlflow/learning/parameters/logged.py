@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import truncate
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, parse_json_texts, read_bytes
 from clear_mlflow.data.files import reason
 from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.parameters.config import (
@@ -159,7 +159,7 @@ def read_config_file(path: Path) -> dict[str, str]:
     not a JSON object of texts.
     """
     try:
-        return json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
+        return parse_json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
     except (OSError, RecordError) as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {reason(error)}; expected a JSON object of "

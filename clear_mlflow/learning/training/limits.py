@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.version import report_failure
+from clear_mlflow.core.version import convert_custom_errors
 from clear_mlflow.learning.models import set_training_mode
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.values import OFF
@@ -328,7 +328,7 @@ def count_naive_flops(
         inputs = build_meta_inputs(config, stream, size)
         labels = torch.empty(size, dtype=torch.int64, device="meta")
         # A user's model may read numbers, which the device "meta" does not have.
-        failure = report_failure(
+        failure = convert_custom_errors(
             f"the FLOPs of model {config.model} cannot be counted without data",
             "; pass budget=images:N, or budget=off",
         )

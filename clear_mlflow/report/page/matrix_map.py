@@ -123,7 +123,7 @@ def _build_cell(
     style = [f"v{round(100 * shade)}", "d" if is_diagonal else "", "partial" if note else ""]
     return {
         "style": " ".join(filter(None, style)),
-        "text": scale.score.cell(value),
+        "text": scale.score.format_cell(value),
         "title": note,
         "css": css,
     }

@@ -163,7 +163,7 @@ def _round(value: float, score: Score) -> float | None:
 def _format_mean(cells: NDArray[np.float64], score: Score) -> tuple[str, int]:
     """Return the mean of the measured cells as text, and their number."""
     measured = cells[~np.isnan(cells)]
-    return (score.cell(float(measured.mean())) if measured.size else ""), measured.size
+    return (score.format_cell(float(measured.mean())) if measured.size else ""), measured.size
 
 
 def _name_instances(record: Record) -> str:
@@ -269,7 +269,7 @@ def _build_curves(
 
     def build_lines(colour: int, name: str, values: Iterable[float]) -> list[Line]:
         points = [
-            LinePoint(k, float(value), f"{name}, after {k}: {score.cell(value)}{score.unit}")
+            LinePoint(k, float(value), f"{name}, after {k}: {score.format_cell(value)}{score.unit}")
             for k, value in enumerate(values)
             if not math.isnan(value)
         ]
