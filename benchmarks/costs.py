@@ -89,7 +89,7 @@ def format_counting(model: nn.Module, inputs: torch.Tensor) -> str:
                 model(inputs)
 
     def counted_test() -> None:  # as learning.loop.measure does it
-        with costs.test() as count_batch, torch.no_grad():
+        with costs.count_test() as count_batch, torch.no_grad():
             for _ in range(TEST_BATCHES):
                 with count_batch(inputs.shape):
                     model(inputs)

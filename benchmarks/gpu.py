@@ -59,7 +59,7 @@ from clear_mlflow.learning.measured import Measurement
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.session import StreamTraining, resolve_config
 from clear_mlflow.learning.strategies import list_strategies, load_strategy
 from clear_mlflow.learning.strategies.ewc import compute_squared_gradients, count_gradients_at_once
 
@@ -513,7 +513,7 @@ def build_training(data: Photos, options: argparse.Namespace, **changes: str) ->
     config = TrainConfig.resolve({name: str(value) for name, value in (config | changes).items()})
     cache: Any = data
     return StreamTraining(
-        check(config), data.stream, TrainingProgress(), features=features, cache=cache
+        resolve_config(config), data.stream, TrainingProgress(), features=features, cache=cache
     )
 
 

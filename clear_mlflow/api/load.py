@@ -77,10 +77,10 @@ class Run(DisplayedRun):
     def config(self) -> Mapping[str, str]:
         """All parameters of the training, with ``auto`` resolved."""
         # Imported here and in other methods: show needs only the rows and metrics of a stored run.
-        from clear_mlflow.learning.parameters.logged import list_unlogged_parameters
+        from clear_mlflow.learning.parameters.logged import list_unlogged_defaults
 
         params = self._run.data.params
-        return read_configuration({**list_unlogged_parameters(params), **params})
+        return read_configuration({**list_unlogged_defaults(params), **params})
 
     @property
     def entity(self) -> MlflowRun:

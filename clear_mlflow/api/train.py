@@ -166,18 +166,18 @@ def _train_and_load(
     from clear_mlflow.api.load import Run
 
     with require_package("torch", "training"):
-        from clear_mlflow.learning.session import check, download_missing, prepare
+        from clear_mlflow.learning.session import download_missing, prepare_training, resolve_config
     from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
     from clear_mlflow.tracking.tracked_training import train_in_process
 
-    config = check(config)
+    config = resolve_config(config)
     set_offline(offline)
     limit_retries()
     client = preflight()  # before the data, which may take minutes to read
     progress = NotebookProgress(config.protocol) if is_notebook() else build_progress(sys.stderr)
     with progress:
         download_missing(config, progress)
-    result = train_in_process(client, prepare(config, progress), requested)
+    result = train_in_process(client, prepare_training(config, progress), requested)
     runs = {}
     for seed, member in (result.members or {config.seed: result}).items():
         with mlflow_errors(f"look at run {member.run_id}"):

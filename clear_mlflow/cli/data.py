@@ -235,7 +235,7 @@ def features(
     from clear_mlflow.data.sources import CLEAR
     from clear_mlflow.learning.arguments import parse_dataset_arguments
     from clear_mlflow.learning.device import resolve_device
-    from clear_mlflow.learning.inference.backbones import extract, load_backbone
+    from clear_mlflow.learning.inference.backbones import extract_features, load_backbone
     from clear_mlflow.learning.parameters.config import parse_parameter
 
     if folder in CLEAR:
@@ -258,7 +258,7 @@ def features(
             split=split,
             on_image=partial(report, "hashing images"),
         )
-        stored = extract(
+        stored = extract_features(
             stream,
             frozen,
             name=name,
@@ -301,7 +301,7 @@ def _show_steps() -> Iterator[Callable[[str, int, int | None], None]]:
                 tasks[step] = bars.add_task(escape(step), total=total)
                 if not shows_bars or total == 0:
                     print_line(step)
-            elif not shows_bars and interval.is_over():
+            elif not shows_bars and interval.restart_if_over():
                 print_line(f"{step}: {done / total:.0%}" if total else f"{step}: {done:,}")
             bars.update(tasks[step], completed=done, total=total, visible=total != 0)
 

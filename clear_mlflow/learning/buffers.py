@@ -55,7 +55,7 @@ class Buffer(ABC):
         labels: NDArray[np.int64],
         indices: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64]:
-        """Replace the buffer's images by some of them and a bucket's.
+        """Update the buffer with a bucket, and return the kept candidates' indices.
 
         labels: classes of all images of the bucket, (N,).
         indices: which of these images may be selected, or None for all.
@@ -95,7 +95,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
-        """Return the indices of the images to keep, at most ``capacity``.
+        """Return indices of buffered, then new images to keep, at most ``capacity``.
 
         The buffer's images come first, with the classes ``self.labels``, then the bucket's.
 
@@ -293,7 +293,7 @@ class AuthorsReservoir(BiasedReservoir):
     """
 
     def select(self, labels: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.int64]:
-        """Return ascending indices of the images to keep, as :meth:`Buffer.select`."""
+        """Return indices of the images to keep, as :meth:`Buffer.select`."""
         self._num_seen += 1  # buckets
         alpha, is_dynamic = parse_alpha(self.alpha)
         chance = alpha if is_dynamic else alpha / self._num_seen
@@ -309,10 +309,9 @@ class AuthorsReservoir(BiasedReservoir):
 
 
 def parse_alpha(text: str) -> tuple[float, bool]:
-    """Parse alpha, the factor of the probability of replacing older images.
+    """Parse alpha into its number and whether it multiplies n / k.
 
-    Returns its number, and True if it is multiplied by n / k: n images so far, k of capacity.
-    Raises ConfigError if the text is not such a number.
+    n: images so far. k: capacity. Raises ConfigError if the text is not such a number.
 
     >>> parse_alpha("2")
     (2.0, False)
@@ -348,7 +347,7 @@ class BufferArguments:
     alpha: str = NONE
 
     def __post_init__(self) -> None:
-        if load_buffer(self.buffer) is BiasedReservoir:
+        if get_buffer_class(self.buffer) is BiasedReservoir:
             parse_alpha(self.alpha)
         elif self.alpha != NONE:
             raise ConfigError(
@@ -357,8 +356,8 @@ class BufferArguments:
             )
 
 
-def load_buffer(name: str) -> type[Buffer]:
-    """Return a buffer's class. Raises ConfigError for an unknown name."""
+def get_buffer_class(name: str) -> type[Buffer]:
+    """Return a buffer's class, or raise ConfigError for an unknown name."""
     if name not in BUFFERS:
         raise ConfigError(
             f"unknown buffer {name!r} in strategy_args; expected one of {', '.join(BUFFERS)}"

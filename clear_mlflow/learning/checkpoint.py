@@ -57,7 +57,7 @@ class SavedTraining:
     snapshot: Snapshot
 
 
-def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
+def take_snapshot(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
     """Copy the states of model, strategy, trainer and generators to the CPU.
 
     Includes which weights are not frozen. Raises StateError if an attribute of the strategy cannot
@@ -81,7 +81,9 @@ def check_state(strategy: Strategy) -> None:
     _pack(strategy.state_dict(), "strategy", {})
 
 
-def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer) -> None:
+def restore_snapshot(
+    snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer
+) -> None:
     """Load a snapshot into a new model, strategy and trainer.
 
     Freezes the weights that were frozen, and sets the random generators of the process. Raises
@@ -103,7 +105,7 @@ def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: T
         _set_random_states(description["random"])
 
 
-def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) -> bytes:
+def serialize_state(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) -> bytes:
     """Return a state file's content: a snapshot, and the last row.
 
     predictions: content of the row's predictions file, or None to store none.
@@ -122,8 +124,8 @@ def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) ->
     return save(tensors, metadata={_DESCRIPTION: json.dumps(description)})
 
 
-def read_state(content: bytes) -> SavedTraining:
-    """Parse what :func:`to_bytes` returned. Raises StateError if it is damaged."""
+def parse_state(content: bytes) -> SavedTraining:
+    """Parse a state file's content, or raise StateError if it is damaged."""
     with _report_damage("cannot be read"):
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -156,7 +158,7 @@ def _report_damage(problem: str) -> Iterator[None]:
 
 
 def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON, with arrays and tensors in *tensors*."""
+    """Convert a value to JSON, and add arrays and tensors to *tensors*."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic):  # keeps its type, which decides how it is rounded

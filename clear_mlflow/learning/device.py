@@ -50,9 +50,9 @@ class RngPurpose(enum.IntEnum):
 
 
 def resolve_device(requested: str) -> str:
-    """Return ``cpu`` or ``cuda``. ``auto`` is cuda if torch can.
+    """Return ``cpu`` or ``cuda``, or raise ConfigError if it is unavailable.
 
-    Raises ConfigError if cuda is requested and torch cannot use it.
+    ``auto`` is cuda if torch can use it.
     """
     is_available = torch.cuda.is_available()
     if requested == AUTO:
@@ -67,12 +67,10 @@ def resolve_device(requested: str) -> str:
 
 
 def resolve_precision(requested: str, device: str) -> str:
-    """Return the precision. ``auto`` is bf16 on fast devices, else ``off``.
+    """Return the precision, or raise ConfigError if the device lacks it.
 
-    Those are a GPU with bf16, and a CPU with AMX.
-
-    device: ``cpu`` or ``cuda``. Raises ConfigError if tf32 is requested on a CPU or an older GPU,
-    or bf16 on a GPU without it.
+    ``auto`` is bf16 on a GPU with bf16 and on a CPU with AMX, else ``off``. Only GPUs since Ampere
+    have tf32. device: ``cpu`` or ``cuda``.
     """
     if requested == "tf32" and (device == "cpu" or torch.cuda.get_device_capability() < _AMPERE):
         raise ConfigError(
@@ -210,11 +208,10 @@ class _CpuEvent:
 
 
 def record_event(device: torch.device) -> Any:
-    """Return an event after all work that a device has queued.
+    """Record an event after all work that a device has queued.
 
-    It is a torch.cuda.Event, or for the CPU an object with the same methods.
-
-    For the CPU, return an object with the same methods that has already occurred.
+    It is a torch.cuda.Event, or for the CPU an object with the same methods that has already
+    occurred.
     """
     event_class: Any = torch.cuda.Event
     event = event_class(enable_timing=True) if device.type == "cuda" else _CpuEvent()
@@ -223,7 +220,7 @@ def record_event(device: torch.device) -> Any:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load an optimizer's state, perhaps from another type of device.
+    """Load an optimizer's state, even from another type of device.
 
     Whether the optimizer is fused, and the device of its counters, stay as they are.
     """

@@ -18,9 +18,9 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.checkpoint import (
     SavedTraining,
     Snapshot,
-    capture,
     check_state,
-    restore,
+    restore_snapshot,
+    take_snapshot,
 )
 from clear_mlflow.learning.device import autocast, is_memory_error
 from clear_mlflow.learning.models import get_input_dtype, logits_in_float32
@@ -76,19 +76,20 @@ def train(
     group: ProcessGroup = SINGLE_PROCESS,
     saved: SavedTraining | None = None,
 ) -> Iterator[TrainedBucket]:
-    """Yield the rows from 0 (untrained model), or after a saved one.
+    """Train bucket by bucket, and yield each measured row.
 
-    The next bucket is trained when its row is requested. Raises DivergedError if the loss or an
-    output is not finite, and ConfigError if the strategy keeps more than memory_budget allows.
+    Row 0 is the untrained model's. The next bucket is trained when its row is requested. Raises
+    DivergedError if the loss or an output is not finite, and ConfigError if the strategy keeps more
+    than memory_budget allows.
 
     saved: state to continue from, or None for a new training.
     """
     strategy_class = load_strategy(config.strategy)
     model = build_untrained_model(strategy_class, stream, config)
     needs_naive_flops = config.budget != OFF or config.stream_rate != OFF
-    # Copied before synchronize replaces layers by ones that wait for other processes.
+    # Copied before synchronize_batch_norm replaces layers by ones that wait for other processes.
     meta_model = copy.deepcopy(model).to("meta") if needs_naive_flops else None
-    model = group.synchronize(model)
+    model = group.synchronize_batch_norm(model)
     strategy = strategy_class(config, stream, model, parse_strategy_arguments(config))
     strategy.group = group
     if config.resumable == "on":
@@ -100,7 +101,7 @@ def train(
 
     def measure_all(*, probabilities: bool = False) -> Evaluation | None:
         """Test the model on all buckets, as costs of tests."""
-        with costs.test() as count_batch:
+        with costs.count_test() as count_batch:
             return measure(
                 model,
                 stream.test(),
@@ -127,7 +128,7 @@ def train(
         trainer.prequential = PrequentialTests(model, config, stream)
 
     def test(num_trained: int) -> TrainedBucket:
-        """Measure the row after *num_trained* buckets. Raises DivergedError or ConfigError."""
+        """Test the model, and return row and costs, or raise DivergedError."""
         costs.end_training()
         evaluation = measure_all(probabilities=config.predictions == "probs")
         if evaluation is None:
@@ -135,7 +136,7 @@ def train(
                 f"after training on {num_trained} buckets the model's output is not a finite "
                 "number; pass a lower lr"
             )
-        cost = costs.row(model, strategy, trained=max(0, num_trained - label_delay))
+        cost = costs.build_row_cost(model, strategy, trained=max(0, num_trained - label_delay))
         check_memory(config, cost.stored_bytes)
         row = AccuracyRow(
             row=num_trained,
@@ -152,7 +153,7 @@ def train(
             row,
             evaluation,
             model,
-            lambda: capture(model, strategy, trainer),
+            lambda: take_snapshot(model, strategy, trainer),
             stream.standardised,
             prequential,
         )
@@ -160,7 +161,7 @@ def train(
     if saved is None:
         yield test(0)
     else:
-        restore(saved.snapshot, model, strategy, trainer)
+        restore_snapshot(saved.snapshot, model, strategy, trainer)
     first = 0 if saved is None else saved.row.row
     for bucket_index, key in list(enumerate(stream.keys))[first:]:
         stream.begin_bucket(bucket_index)
@@ -186,7 +187,7 @@ def measure(
     group: ProcessGroup = SINGLE_PROCESS,
     count_batch: CountBatch = lambda _: nullcontext(),
 ) -> Evaluation | None:
-    """Test a model on all buckets. Returns None unless finite.
+    """Test a model on all buckets, or return None for non-finite logits.
 
     Sets the model to evaluation mode. Takes smaller batches if memory runs out. Each process tests
     its share of the images, and all get the complete result.

@@ -66,7 +66,7 @@ class Training(Protocol):
         ...
 
     def rows(self, on_message: OnMessage = ignore) -> Iterator[Measurement]:
-        """Yield rows when they are measured, and pass other messages on.
+        """Train, yield each row when it is measured, and send other messages.
 
         A resumed training first yields the stored row that it continues from. A row's training
         state follows it, except after the last row.

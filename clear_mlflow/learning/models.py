@@ -37,10 +37,10 @@ def list_model_names() -> tuple[str, ...]:
 def build_model(
     name: str, *, num_classes: int, image_size: int, weights: str = NONE, freeze: str = NONE
 ) -> nn.Module:
-    """Build a model from (N, 3, size, size) to logits.
+    """Build an image classifier, and download missing ``DEFAULT`` weights.
 
-    weights: ``none`` for random ones, ``DEFAULT`` for torchvision's with a new head (downloaded if
-    they are missing), or path of a file, with or without a head.
+    It maps (N, 3, size, size) to logits. weights: ``none`` for random ones, ``DEFAULT`` for
+    torchvision's with a new head, or path of a file, with or without a head.
     freeze: ``none``, or ``backbone`` to train only the head.
 
     Raises ConfigError if the model does not exist, does not fit the size or the weights, or if
@@ -67,7 +67,7 @@ def build_model(
 
 
 def prepare_custom_model(model: Any, name: str, inputs: Tensor, num_classes: int) -> nn.Module:
-    """Initialise a user's model, and return it if it computes logits.
+    """Return a user's model if it computes logits, or raise ConfigError.
 
     name: for messages. inputs: two of them. Raises ConfigError if it is not a module with weights,
     or does not return one row of logits for each input.
@@ -99,17 +99,14 @@ def freeze_backbone(model: nn.Module, num_classes: int) -> None:
 
 
 def get_head(model: nn.Module, num_classes: int | None = None) -> nn.Linear | nn.Conv2d:
-    """Return the layer that computes the logits, the last suitable one.
-
-    It is linear or convolutional.
-    """
+    """Return the last linear or convolutional layer, or raise ConfigError."""
     return find_head(model, num_classes)[1]
 
 
 def find_head(
     model: nn.Module, num_classes: int | None = None
 ) -> tuple[str, nn.Linear | nn.Conv2d]:
-    """Return name and layer of what computes the logits.
+    """Return name and module of the head, or raise ConfigError.
 
     Raises ConfigError if there is none, or none with *num_classes* outputs.
     """
@@ -128,9 +125,9 @@ def find_head(
 
 @contextmanager
 def logits_in_float32(model: nn.Module) -> Iterator[None]:
-    """Let a model's head compute in float32: fewer logits are equal.
+    """Let a model's head compute in float32 within the block.
 
-    It does so within the block.
+    Fewer logits are equal than in lower precision.
     """
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     for head in heads:
@@ -205,7 +202,7 @@ def check_weights(name: str, weights: str, *, image_size: int, num_classes: int 
                 parameter="weights",
             )
     elif weights != NONE and not (num_classes is None and is_custom_function(name)):
-        model = _build_to_check(name, num_classes=num_classes or 3, image_size=image_size)
+        model = _build_meta_model(name, num_classes=num_classes or 3, image_size=image_size)
         _load_weights_file(model, Path(weights), name=name, with_head=num_classes is not None)
 
 
@@ -227,7 +224,7 @@ def check_model(
         if num_classes is None:
             return
         # Its own errors name what it should return.
-        _build_to_check(name, num_classes=num_classes, image_size=image_size)
+        _build_meta_model(name, num_classes=num_classes, image_size=image_size)
     elif reason := _try_forward(name, image_size, 1, training=False):
         sizes = (s for s in _SUGGESTED_SIZES if not _try_forward(name, s, 1, training=False))
         size = next(sizes, None)
@@ -247,7 +244,7 @@ def _try_forward(
 ) -> str:
     """Return why a model fails or returns no logits, or ""."""
     try:
-        model = _build_to_check(name, num_classes=num_classes, image_size=image_size)
+        model = _build_meta_model(name, num_classes=num_classes, image_size=image_size)
         device = next(model.parameters()).device
         with torch.inference_mode():
             images = torch.zeros(batch_size, 3, image_size, image_size, device=device)
@@ -261,7 +258,7 @@ def _try_forward(
     return ""
 
 
-def _build_to_check(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+def _build_meta_model(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     """Build a model on the meta device, a user's on the CPU."""
     if is_custom_function(name):
         return _build_with_random_weights(name, num_classes=num_classes, image_size=image_size)
@@ -329,7 +326,7 @@ def build_torchvision_model(name: str, *, image_size: int, **options: Any) -> nn
 
 
 def download_default_weights(name: str) -> Path:
-    """Return the path of torchvision's best weights, downloaded if missing.
+    """Download torchvision's best weights once, and return their path.
 
     Raises ConfigError if the download fails.
     """
@@ -343,7 +340,7 @@ def _get_default_weights(name: str) -> Any:
 
 
 def parse_hash_prefix(url: str) -> str | None:
-    """Return the first characters of a file's SHA-256 from its URL."""
+    """Return the SHA-256 characters in a file's URL, or None."""
     match = re.search(r"-([0-9a-f]{8,64})\.", url)
     return match[1] if match else None
 
@@ -363,7 +360,7 @@ def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Mod
 
 
 def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bool = True) -> None:
-    """Load a file of weights. Keeps the model's head if missing."""
+    """Load a file of weights, keeping the model's head if missing."""
     head_name, head = find_head(model)
     head_state = {f"{head_name}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:

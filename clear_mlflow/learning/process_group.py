@@ -55,7 +55,7 @@ class ProcessGroup:
     size: int = 1
 
     def share(self, start: int, stop: int) -> tuple[int, int]:
-        """Return this process's part of a range.
+        """Return this process's part of a range, as start and stop.
 
         The sizes of the parts differ by at most one, and some may be empty.
 
@@ -99,7 +99,7 @@ class ProcessGroup:
         return received.cpu().numpy().tobytes()
 
     def weight(self, num_images: int, total: int) -> float:
-        """Return the factor of this process's mean over its images.
+        """Return the factor of this process's mean loss in the batch's mean.
 
         The mean of all processes' products is the mean over the batch.
 
@@ -120,10 +120,10 @@ class ProcessGroup:
             # Buffers are equal in all processes already, since they follow from complete batches.
             return DistributedDataParallel(model, broadcast_buffers=False)
 
-    def synchronize(self, model: nn.Module) -> nn.Module:
-        """Make batch normalisation use the complete batch instead of this process's share.
+    def synchronize_batch_norm(self, model: nn.Module) -> nn.Module:
+        """Change batch normalisation in place to use all processes' images.
 
-        Changes the model's layers, and returns the model.
+        Returns the model.
         """
         for layer in model.modules() if self.size > 1 else ():
             if isinstance(layer, _BatchNorm):
@@ -159,10 +159,10 @@ def _build_gpu_count_error(processes: int, present: int) -> ConfigError:
 def process_group(
     dist_env: DistributedEnv, device: str, *, precision: str = "off"
 ) -> Iterator[ProcessGroup]:
-    """Connect all processes by NCCL or gloo, and yield their group.
+    """Wait for all processes, connect them, and yield their group.
 
-    Waits for all of them, selects this process's GPU, and disconnects at the end. A single process
-    gets SINGLE_PROCESS at once.
+    Selects this process's GPU, and disconnects at the end. A single process gets SINGLE_PROCESS at
+    once.
 
     precision: resolved precision, to compare with the other processes.
 

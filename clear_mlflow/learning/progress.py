@@ -26,8 +26,8 @@ class LineInterval:
     def __init__(self) -> None:
         self._last = time.monotonic()
 
-    def is_over(self) -> bool:
-        """Return True a minute after the last time, or after the beginning."""
+    def restart_if_over(self) -> bool:
+        """Return True, and restart, if a minute has passed."""
         if time.monotonic() - self._last < _SECONDS_BETWEEN_LINES:
             return False
         self._last = time.monotonic()
@@ -90,7 +90,7 @@ class LineProgress(TrainingProgress):
 
     def images_prepared(self, step: str, done: int, total: int) -> None:
         """Write a line if a minute has passed since the last one."""
-        if self._interval.is_over():
+        if self._interval.restart_if_over():
             self.print_line(f"{step}: {done:,} of {total:,} images")
 
     def bucket_started(self, key: str, *, bucket_index: int, num_buckets: int) -> None:
@@ -107,7 +107,7 @@ class LineProgress(TrainingProgress):
     def step_done(self) -> None:
         """Write a line if a minute has passed since the last one."""
         self._num_done += 1
-        if self._interval.is_over():
+        if self._interval.restart_if_over():
             steps = f"step {self._num_done:,}"
             if self._num_steps:
                 steps += f" of {self._num_steps:,}"
@@ -156,7 +156,7 @@ class CollectingProgress(TrainingProgress):
         self._display.curve_measured(point)
         self._points.append(point)
         if time.monotonic() - self._handed_at >= _SECONDS_BETWEEN_POINTS:
-            self._on_message(Measurement(curve=self.take()))
+            self._on_message(Measurement(curve=self.take_points()))
 
     def test_done(self, test: AnytimeRow) -> None:
         """Forward and send a test."""
@@ -167,7 +167,7 @@ class CollectingProgress(TrainingProgress):
         """Forward a row to the display only."""
         self._display.row_measured(row)
 
-    def take(self) -> tuple[CurvePoint, ...]:
+    def take_points(self) -> tuple[CurvePoint, ...]:
         """Return the points that were not sent, and forget them.
 
         Restarts the five seconds between two messages with points.

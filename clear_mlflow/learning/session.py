@@ -29,7 +29,12 @@ from clear_mlflow.data.scenarios import TASK, apply_scenario
 from clear_mlflow.data.sources import CLEAR, is_custom_function
 from clear_mlflow.data.stream import BucketStream, build_evaluation_set, describe_stream
 from clear_mlflow.learning.arguments import complete_dataset_arguments, complete_scenario_arguments
-from clear_mlflow.learning.checkpoint import SavedTraining, copy_unshared, read_state, to_bytes
+from clear_mlflow.learning.checkpoint import (
+    SavedTraining,
+    copy_unshared,
+    parse_state,
+    serialize_state,
+)
 from clear_mlflow.learning.device import (
     allow_tf32,
     cudnn_benchmark,
@@ -53,12 +58,13 @@ from clear_mlflow.learning.strategies import load_strategy, parse_strategy_argum
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
-def check(config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV) -> TrainConfig:
-    """Check a configuration as far as that needs no data.
+def resolve_config(
+    config: TrainConfig, dist_env: DistributedEnv = SINGLE_PROCESS_ENV
+) -> TrainConfig:
+    """Check parameters without data, and resolve device, precision and arguments.
 
-    Its device and precision are resolved, and its arguments are complete: see
-    :func:`complete_arguments`. Raises ConfigError if parameters are in conflict, or if this machine
-    cannot train with them, and DataError if ``data_root`` does not exist.
+    See :func:`complete_arguments`. Raises ConfigError if parameters are in conflict, or if this
+    machine cannot train with them, and DataError if ``data_root`` does not exist.
     """
     complete = complete_arguments(config)
     device = resolve_device(config.device)
@@ -154,7 +160,7 @@ def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
 
 
 def load_data(config: TrainConfig, progress: TrainingProgress) -> BucketStream:
-    """Load a dataset as a stream of undecoded images.
+    """Read a dataset as a stream of undecoded images, and check it.
 
     Raises ConfigError or DataError unless parameters, weights and features fit the dataset.
     """
@@ -180,7 +186,7 @@ def load_data(config: TrainConfig, progress: TrainingProgress) -> BucketStream:
 class StreamTraining:
     """A training in this process, on a stream that is ready."""
 
-    config: TrainConfig  # as check returned it
+    config: TrainConfig  # as resolve_config returned it
     stream: BucketStream  # its images are decoded when they are needed
     progress: TrainingProgress
     features: StoredFeatures | None = None  # to train on instead of images
@@ -202,7 +208,7 @@ class StreamTraining:
         )
 
     def for_member(self, config: TrainConfig) -> StreamTraining:
-        """Return the training of one member, which shares the data.
+        """Print the member's seed if needed, and return its training.
 
         Displays the member's seed if ``seeds`` is not none.
         """
@@ -222,14 +228,14 @@ class StreamTraining:
         with translate_oom(_LESS_MEMORY), arithmetic, cudnn_benchmark(), self.progress as display:
             progress = CollectingProgress(display, ignore if self.group.rank > 0 else on_message)
             stream = self.build_training_stream()
-            saved = self._load_saved_training()
+            saved = self._read_saved_training()
             if saved is not None:
-                yield self._repeat_row(saved, stream)
+                yield self._build_saved_row(saved, stream)
             for trained in train(
                 stream, self.config, progress=progress, group=self.group, saved=saved
             ):
                 measured = self._build_measured_row(trained)
-                yield dataclasses.replace(measured, curve=progress.take())
+                yield dataclasses.replace(measured, curve=progress.take_points())
                 if self._is_resumable_after(trained.row):
                     on_message(_build_state(trained, measured.predictions))
 
@@ -243,7 +249,7 @@ class StreamTraining:
                 evaluation_set=images.digest,
             ).to_bytes()
         model = None
-        if self.group.rank == 0 and self._keeps_model(trained.row):
+        if self.group.rank == 0 and self._should_store_model(trained.row):
             weights = {**trained.model.state_dict(), **trained.standardised}
             model = self._build_model_file(weights, trained.row)
         record = trained.prequential
@@ -254,15 +260,15 @@ class StreamTraining:
         is_last = row.row == len(row.buckets)
         return self.config.resumable == "on" and not is_last and self.group.rank == 0
 
-    def _keeps_model(self, row: AccuracyRow) -> bool:
+    def _should_store_model(self, row: AccuracyRow) -> bool:
         is_last = row.row == len(row.buckets)
         return self.config.log_models == "all" or (self.config.log_models == "last" and is_last)
 
-    def _load_saved_training(self) -> SavedTraining | None:
+    def _read_saved_training(self) -> SavedTraining | None:
         content = self.group.broadcast(None if self.saved is None else self.saved.read_bytes())
         if content is None:
             return None
-        saved = read_state(content)
+        saved = parse_state(content)
         row, dataset = saved.row, self.dataset
         if (row.buckets, row.num_instances) != (dataset.buckets, dataset.num_test):
             raise StateError(
@@ -271,11 +277,11 @@ class StreamTraining:
             )
         return saved
 
-    def _repeat_row(self, saved: SavedTraining, stream: TrainingStream) -> Measurement:
+    def _build_saved_row(self, saved: SavedTraining, stream: TrainingStream) -> Measurement:
         if self.group.rank > 0:
             return Measurement(saved.row)
         model = None
-        if self._keeps_model(saved.row):
+        if self._should_store_model(saved.row):
             stream.begin_bucket(max(saved.row.row - 1, 0))
             weights = {**saved.snapshot.model, **stream.standardised}
             model = self._build_model_file(weights, saved.row)
@@ -320,7 +326,7 @@ class StreamTraining:
 
 def _build_state(trained: TrainedBucket, predictions: bytes | None) -> Measurement:
     try:
-        return Measurement(state=to_bytes(trained.snapshot(), trained.row, predictions))
+        return Measurement(state=serialize_state(trained.snapshot(), trained.row, predictions))
     except StateError as error:  # the training continues, but cannot be resumed
         return Measurement(state_problem=str(error))
 
@@ -332,7 +338,7 @@ def _list_requirements() -> tuple[str, ...]:
     return tuple(f"{name}=={text.partition('+')[0]}" for name, text in versions.items())
 
 
-def prepare(
+def prepare_training(
     config: TrainConfig,
     progress: TrainingProgress,
     group: ProcessGroup = SINGLE_PROCESS,

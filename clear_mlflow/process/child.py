@@ -82,13 +82,18 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
     with errors.require_package("torch", "training"):
         from clear_mlflow.learning.process_group import process_group
     from clear_mlflow.learning.progress import TrainingProgress, build_progress
-    from clear_mlflow.learning.session import check, download_missing, load_data, prepare
+    from clear_mlflow.learning.session import (
+        download_missing,
+        load_data,
+        prepare_training,
+        resolve_config,
+    )
 
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # Triton's bindings complain about frozen objects at the exit
     dist_env = read_dist_env()
-    config = check(config, dist_env)
+    config = resolve_config(config, dist_env)
     progress = build_progress(sys.stderr) if dist_env.keeps_record else TrainingProgress()
     with progress:
         download_missing(config, progress)
@@ -97,7 +102,7 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
     send_message("checked", config)
     with process_group(dist_env, config.device, precision=config.precision) as group:
         # While the supervisor opens the run.
-        training = prepare(config, progress, group, stream)
+        training = prepare_training(config, progress, group, stream)
         commands.get()
         send_message("dataset", training.dataset)
         send_measurement = partial(send_message, "measurement")

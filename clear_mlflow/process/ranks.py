@@ -42,14 +42,14 @@ def resolve_num_processes(requested: int | None, config: TrainConfig) -> int:
 
     from clear_mlflow.learning.device import resolve_device
     from clear_mlflow.learning.process_group import check_devices
-    from clear_mlflow.learning.session import check
+    from clear_mlflow.learning.session import resolve_config
 
     device, number = resolve_device(config.device), requested
     if number is None:
         number = torch.cuda.device_count() if device == "cuda" else 2
     rank_0 = DistributedEnv(size=number, local_size=number)
     check_devices(rank_0, device)
-    check(config, rank_0)
+    resolve_config(config, rank_0)
     return number
 
 

@@ -21,7 +21,7 @@ from clear_mlflow.core.distributed import SINGLE_PROCESS_ENV, DistributedEnv, re
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 from clear_mlflow.learning.strategies import list_strategies, load_strategy
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.metrics import summarize
@@ -156,8 +156,12 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     assert output.count("clear/in_domain_accuracy") == 1
     matrix = build_stored_matrix(two)
     assert select_scores(two) == summarize(matrix)
-    settings = check(TrainConfig.resolve({"features": "pixels", "epochs": "1", "device": "cpu"}))
-    alone = [measured.row.cells for measured in prepare(settings, TrainingProgress()).rows()]
+    settings = resolve_config(
+        TrainConfig.resolve({"features": "pixels", "epochs": "1", "device": "cpu"})
+    )
+    alone = [
+        measured.row.cells for measured in prepare_training(settings, TrainingProgress()).rows()
+    ]
     np.testing.assert_array_equal(matrix.values, alone[1:])
 
 
@@ -231,9 +235,11 @@ def test_invalid_options_are_rejected_before_any_process_starts(arguments, messa
 
 def test_strategies_that_need_one_process_are_rejected():
     two = DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)
-    check(TrainConfig.resolve({"device": "cpu"}), two)
+    resolve_config(TrainConfig.resolve({"device": "cpu"}), two)
     with pytest.raises(ConfigError, match="ForOne trains in one process and this is one of 2"):
-        check(TrainConfig.resolve({"device": "cpu", "strategy": f"{__name__}:ForOne"}), two)
+        resolve_config(
+            TrainConfig.resolve({"device": "cpu", "strategy": f"{__name__}:ForOne"}), two
+        )
 
 
 def test_rank_and_size_are_those_of_torchrun():

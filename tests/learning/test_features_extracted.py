@@ -23,7 +23,7 @@ from clear_mlflow.learning.inference.backbones import (
     Backbone,
     build_torchvision_transform,
     compute_features,
-    extract,
+    extract_features,
     load_backbone,
 )
 
@@ -50,15 +50,15 @@ def load_extracted(root, tmp_path):
     return load_features(load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
 
 
-def extract_features(root, tmp_path, backbone, *, name="mine", **options):
+def extract_from_folder(root, tmp_path, backbone, *, name="mine", **options):
     stream = load_test_stream(root, tmp_path)
-    return extract(stream, backbone, name=name, cache_dir=tmp_path, device=CPU, **options)
+    return extract_features(stream, backbone, name=name, cache_dir=tmp_path, device=CPU, **options)
 
 
 @pytest.fixture(scope="module")
 def full_folder(root, backbone, tmp_path_factory):
     cache = tmp_path_factory.mktemp("extracted")
-    extract_features(root, cache, backbone)
+    extract_from_folder(root, cache, backbone)
     return cache
 
 
@@ -87,13 +87,13 @@ def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbo
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        extract_features(root, tmp_path, backbone, on_image=stop)
+        extract_from_folder(root, tmp_path, backbone, on_image=stop)
     stored = list((tmp_path / "features" / "mine").glob("*/*.npy"))
     assert [path.name for path in stored] == ["000.npy"]
     check_error(ClearError, "not of all images", load_extracted, root, tmp_path)
     before = stored[0].stat().st_mtime_ns
     (stored[0].parent / "001.0123456789abcdef.part").write_bytes(b"a writer that was killed")
-    folder = extract_features(root, tmp_path, backbone)
+    folder = extract_from_folder(root, tmp_path, backbone)
     assert stored[0].stat().st_mtime_ns == before
     (complete_folder,) = (full_folder / "features" / "mine").iterdir()
     assert _read_files(folder) == _read_files(complete_folder)
@@ -119,7 +119,7 @@ def test_features_of_another_decoder_are_not_used(root, folder, tmp_path, backbo
     monkeypatch.setattr(decode, "_DECODER", 99)
     message = check_error(ClearError, "", load_extracted, root, tmp_path)
     assert "with this version of Pillow; run 'clear-mlflow data features'" in message
-    extract_features(root, tmp_path, backbone)
+    extract_from_folder(root, tmp_path, backbone)
     assert load_extracted(root, tmp_path).width == 512
 
 
@@ -136,11 +136,11 @@ def test_features_of_changed_data_are_not_used(root, tmp_path):
 def test_a_name_belongs_to_one_backbone(root, tmp_path, backbone):
     other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
     taken = "used by features with weights"
-    check_error(ClearError, taken, extract_features, root, tmp_path, other)
+    check_error(ClearError, taken, extract_from_folder, root, tmp_path, other)
     own = write_released(tmp_path / "own")
     write_released_features(own / "train")
     taken = "part of the dataset"
-    check_error(ClearError, taken, extract_features, own, tmp_path, backbone, name=KIND)
+    check_error(ClearError, taken, extract_from_folder, own, tmp_path, backbone, name=KIND)
 
 
 def _zeros(path):
@@ -187,7 +187,7 @@ def test_damaged_features_are_extracted_again(root, folder, tmp_path, backbone):
     inode = (folder / "001.npy").stat().st_ino
     _zeros(folder / "000.npy")
     _swap_two_images(folder / "002.json")
-    extract_features(root, tmp_path, backbone)
+    extract_from_folder(root, tmp_path, backbone)
     assert _read_files(folder) == before
     assert (folder / "001.npy").stat().st_ino == inode
 
@@ -196,14 +196,14 @@ def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
     root = write_released(tmp_path / "data")
     images = load_test_stream(root, tmp_path).image_sets[0]
     images.paths[4].write_bytes(b"no image")
-    check_error(ClearError, str(images.paths[4]), extract_features, root, tmp_path, backbone)
+    check_error(ClearError, str(images.paths[4]), extract_from_folder, root, tmp_path, backbone)
 
 
 def test_nonfinite_features_are_reported(root, tmp_path, backbone):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4))
     torch.nn.init.constant_(model[1].bias, torch.nan)
     bad = Backbone(model, "resnet18", "sha256:2", TINY)
-    check_error(ClearError, "not finite", extract_features, root, tmp_path, bad, name="bad")
+    check_error(ClearError, "not finite", extract_from_folder, root, tmp_path, bad, name="bad")
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):

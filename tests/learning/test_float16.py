@@ -18,7 +18,7 @@ from strategy_runs import (
 )
 
 from clear_mlflow.core.errors import DivergedError
-from clear_mlflow.learning.checkpoint import read_state
+from clear_mlflow.learning.checkpoint import parse_state
 from clear_mlflow.learning.process_group import ProcessGroup
 from clear_mlflow.learning.samples import Batch
 from clear_mlflow.learning.strategies import agem, load_strategy
@@ -44,7 +44,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, name):
 
 
 def read_scaler(state):
-    described = read_state(state).snapshot.description["descent"]["dict"]
+    described = parse_state(state).snapshot.description["descent"]["dict"]
     return dict(dict(described)["scaler"]["dict"])
 
 
@@ -95,7 +95,9 @@ def test_agems_reference_gradient_is_float32(tmp_path, monkeypatch):
 
     def references(precision):
         gradients = []
-        monkeypatch.setattr(agem, "project", lambda _, reference: gradients.append(reference))
+        monkeypatch.setattr(
+            agem, "project_gradient", lambda _, reference: gradients.append(reference)
+        )
         settings = fp16(precision=precision, strategy=f"{__name__}:Small", epochs=1)
         _, strategy, trainer = build_all(stream, settings)
         strategy.learn(0, trainer)
@@ -222,7 +224,7 @@ def test_derpp_stores_logits_in_float32(tmp_path):
     stream = image_stream(tmp_path)
     for precision in ("bf16", "fp16"):
         _, states, _ = train_with_states(stream, fp16(strategy="derpp", precision=precision))
-        assert read_state(states[-1]).snapshot.tensors["strategy/_logits"].dtype == torch.float32
+        assert parse_state(states[-1]).snapshot.tensors["strategy/_logits"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["agem", "derpp", "ewc"])

@@ -24,14 +24,14 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.features import load_features
 from clear_mlflow.learning.inference.backbones import (
     build_torchvision_transform,
-    extract,
+    extract_features,
     find_preset,
     load_backbone,
 )
 from clear_mlflow.learning.models import parse_hash_prefix
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 
 CPU = torch.device("cpu")
 TINY = "test_vit"  # of timm's own, for tests: 160 pixels, 64 numbers
@@ -44,7 +44,7 @@ def build_weights(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
 
 def extract_mine(root, tmp_path, backbone):
     stream = load_test_stream(root, tmp_path)
-    return stream, extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
+    return stream, extract_features(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
 
 
 def use_hub(monkeypatch, address: str, cache) -> None:
@@ -115,7 +115,7 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
 
     stream = load_stream("folder", str(root), cache_dir=tmp_path, split="0")
     backbone = load_backbone(f"timm:{TINY}", "none")
-    extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
+    extract_features(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
     features_by_name = {}
     features = load_features(stream, "mine", cache_dir=tmp_path)
     for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
@@ -188,7 +188,7 @@ def test_heads_are_trained_on_timm_features(tmp_path, monkeypatch):
     parameters = {**stream, "data_root": str(root), "features": "timm-test_vit", "device": "cpu"}
     for strategy in ("naive", "ncm", "slda"):
         config = TrainConfig.resolve({**parameters, "strategy": strategy})
-        training = prepare(check(config), TrainingProgress())
+        training = prepare_training(resolve_config(config), TrainingProgress())
         assert [measured.row.row for measured in training.rows()] == [0, 1, 2, 3]
 
 

@@ -13,7 +13,7 @@ from learning_streams import config
 from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, load_buffer
+from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, get_buffer_class
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.strategies import parse_strategy_arguments
 
@@ -25,7 +25,7 @@ streams = st.lists(
 
 def build_buffer(name, capacity, *, alpha=None, seed=0):
     alpha = alpha or ("2" if name == "biased_reservoir" else "none")
-    return load_buffer(name)(capacity=capacity, num_classes=CLASSES, seed=seed, alpha=alpha)
+    return get_buffer_class(name)(capacity=capacity, num_classes=CLASSES, seed=seed, alpha=alpha)
 
 
 def fill_buffer(buffer, labels_of_buckets):

@@ -34,7 +34,12 @@ from torch import nn
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning import session
-from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
+from clear_mlflow.learning.checkpoint import (
+    parse_state,
+    restore_snapshot,
+    serialize_state,
+    take_snapshot,
+)
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.photos import join_indices, list_bucket_indices
@@ -221,13 +226,13 @@ def test_a_state_follows_its_row():
     """Each row except the last has one, so that a resume does not repeat the row."""
     order = []
     made = training(on_features(strategy="replay", optimizer_state="keep", momentum="0.9"))
-    for measured in made.rows(lambda message: order.append(read_state(message.state).row.row)):
+    for measured in made.rows(lambda message: order.append(parse_state(message.state).row.row)):
         order.append(f"row {measured.row.row}")
     assert order == ["row 0", 0, "row 1", 1, "row 2", 2, "row 3"]
 
 
 def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
-    monkeypatch.setattr(session, "to_bytes", mock.Mock(side_effect=ZeroDivisionError))
+    monkeypatch.setattr(session, "serialize_state", mock.Mock(side_effect=ZeroDivisionError))
     rows = training(on_features(strategy="naive")).rows()
     assert next(rows).row.row == 0
     with pytest.raises(ZeroDivisionError):
@@ -247,7 +252,7 @@ def test_values_that_cannot_be_saved(keeping, value, message):
     model, strategy, trainer = keeping
     strategy.extra = value
     with pytest.raises(StateError, match=message):
-        capture(model, strategy, trainer)
+        take_snapshot(model, strategy, trainer)
 
 
 def parts(strategy, **changes):
@@ -303,9 +308,9 @@ FIRST_ROW = AccuracyRow(0, ("1",), (0,), (1,))
 def test_values_round_trip(keeping, value):
     model, strategy, trainer = keeping
     strategy.extra = value
-    saved = read_state(to_bytes(capture(model, strategy, trainer), FIRST_ROW, None))
+    saved = parse_state(serialize_state(take_snapshot(model, strategy, trainer), FIRST_ROW, None))
     strategy.extra = None
-    restore(saved.snapshot, model, strategy, trainer)
+    restore_snapshot(saved.snapshot, model, strategy, trainer)
     assert same(strategy.extra, value)
     assert (saved.row, saved.predictions) == (FIRST_ROW, None)
 
@@ -314,9 +319,9 @@ def test_frozen_weights_stay_frozen():
     """As a custom class may have frozen them."""
     model, strategy, trainer = parts("naive")
     model.bias.requires_grad_(False)
-    saved = read_state(to_bytes(capture(model, strategy, trainer), FIRST_ROW, None))
+    saved = parse_state(serialize_state(take_snapshot(model, strategy, trainer), FIRST_ROW, None))
     model, strategy, trainer = parts("naive")
-    restore(saved.snapshot, model, strategy, trainer)
+    restore_snapshot(saved.snapshot, model, strategy, trainer)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["weight"]
 
 
@@ -337,7 +342,7 @@ def test_invalid_state_descriptions_are_rejected(change, message):
     change(described)
     state = save(load(state), metadata={"clear_mlflow": json.dumps(described)})
     with pytest.raises(StateError, match=message):
-        restore(read_state(state).snapshot, *parts("replay"))
+        restore_snapshot(parse_state(state).snapshot, *parts("replay"))
 
 
 @pytest.mark.slow

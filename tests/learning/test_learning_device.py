@@ -25,7 +25,12 @@ from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.data.decode import LibraryTransform
 from clear_mlflow.learning import loop
-from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
+from clear_mlflow.learning.checkpoint import (
+    parse_state,
+    restore_snapshot,
+    serialize_state,
+    take_snapshot,
+)
 from clear_mlflow.learning.device import allow_tf32, resolve_precision
 from clear_mlflow.learning.inference import backbones
 from clear_mlflow.learning.inference.backbones import compute_features
@@ -34,7 +39,7 @@ from clear_mlflow.learning.parameters.logged import select_parameters_to_log
 from clear_mlflow.learning.photos import SampleIndices, select_photos, wrap_photos
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream, normalise
-from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.session import StreamTraining, resolve_config
 from clear_mlflow.learning.strategies import list_strategies, load_strategy
 from clear_mlflow.learning.strategies._base import Strategy, build_untrained_model
 from clear_mlflow.learning.training import trainer as training
@@ -68,11 +73,11 @@ def built(parameters, device, stream=None):
 def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
     parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
     _, states, _ = train_with_states(feature_stream(), parameters)
-    saved = read_state(states[-1])
+    saved = parse_state(states[-1])
     random_state = torch.get_rng_state()
     torch.manual_seed(99)
     model, made, trainer = built(parameters, "meta")
-    restore(saved.snapshot, model, made, trainer)
+    restore_snapshot(saved.snapshot, model, made, trainer)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
     if strategy == "derpp":
@@ -110,9 +115,9 @@ def test_a_restored_optimizer_keeps_the_kernels_of_its_device(
     model, made, trainer = build_for(saved_on)
     made.learn(0, trainer)
     made.after_bucket(0)
-    snapshot = read_state(to_bytes(capture(model, made, trainer), ROW, None)).snapshot
+    snapshot = parse_state(serialize_state(take_snapshot(model, made, trainer), ROW, None)).snapshot
     model, made, trainer = build_for(restored_on)
-    restore(snapshot, model, made, trainer)
+    restore_snapshot(snapshot, model, made, trainer)
     (group,) = (made._own_steps if in_strategy else trainer._optimizer).param_groups
     assert group["fused"] is (True if restored_on == "cuda" else None)
     made.learn(1, trainer)
@@ -129,7 +134,7 @@ def test_a_snapshot_on_a_cpu_does_not_touch_the_gpu(monkeypatch):
     """
 
     def list_generators():
-        snapshot = capture(*built(on_features(strategy="naive"), "cpu"))
+        snapshot = take_snapshot(*built(on_features(strategy="naive"), "cpu"))
         return [key for key, _ in snapshot.description["random"]["dict"]]
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -165,7 +170,7 @@ def watched_arithmetic(monkeypatch, run):
 )
 def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
-    settings = replace(check(config(epochs=1)), precision=precision)
+    settings = replace(resolve_config(config(epochs=1)), precision=precision)
     training = StreamTraining(settings, stream, TrainingProgress())
     operations = watched_arithmetic(monkeypatch, lambda: list(training.rows()))
     assert operations == {(allowed, allowed, True)}
@@ -329,7 +334,7 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
     for has_amx, precision in ((False, "off"), (True, "bf16")):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_amx=has_amx: has_amx)
         assert resolve_precision("auto", "cpu") == precision
-        resolved = check(replace(config(), precision="auto", device="cpu"))
+        resolved = resolve_config(replace(config(), precision="auto", device="cpu"))
         logged = select_parameters_to_log(resolved, {"precision": "auto"}, {})
         assert logged["used/arithmetic"] == {"off": "float32"}.get(precision, precision)
         assert logged["asked/precision"] == "auto"

@@ -16,7 +16,7 @@ from clear_mlflow.learning.loop import measure, train
 from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream, HeldOutImages, Samples, normalise
-from clear_mlflow.learning.session import StreamTraining, check, check_stream
+from clear_mlflow.learning.session import StreamTraining, check_stream, resolve_config
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.training.costs import CostMeter
@@ -149,7 +149,7 @@ def test_nonfinite_weights_of_the_last_step_are_not_tested(tmp_path):
 def test_a_full_device_is_a_one_line_error(tmp_path):
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     progress = Recorded()
-    training = StreamTraining(check(config()), stream, progress)
+    training = StreamTraining(resolve_config(config()), stream, progress)
     progress.step_done = lambda: torch.empty(2**50)
     with pytest.raises(TrainingError) as caught:
         list(training.rows())
@@ -214,7 +214,7 @@ def test_a_bucket_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
 def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
     progress = Recorded()
-    training = StreamTraining(check(config(device="auto")), stream, progress)
+    training = StreamTraining(resolve_config(config(device="auto")), stream, progress)
     dataset = training.dataset
     assert (dataset.name, dataset.digest, dataset.buckets) == (
         "noise",
@@ -233,7 +233,7 @@ def test_progress_shows_the_dataset_and_is_always_closed(tmp_path):
 
 def test_a_bucket_of_one_image_is_rejected_with_batch_normalisation(tmp_path):
     stream, _ = random_stream(tmp_path, train=(4, 1), test=(1, 1), side=32)
-    settings = check(config(model="resnet18", image_size=32))
+    settings = resolve_config(config(model="resnet18", image_size=32))
     with pytest.raises(ConfigError, match="batch of 1 at 32 pixels"):
         check_stream(settings, stream)
 
@@ -269,12 +269,12 @@ def held_out_features(count):
 
 
 def measure_test_flops(costs, model, count):
-    with costs.test() as count_batch:
+    with costs.count_test() as count_batch:
         measure(model, held_out_features(count), device=CPU, count_batch=count_batch)
     costs.end_training()
     stream = SimpleNamespace(image_bytes=0)
     strategy = SimpleNamespace(state_dict=dict, count_stored_images=lambda _: 0, stream=stream)
-    return costs.row(model, strategy, trained=0).test_flops
+    return costs.build_row_cost(model, strategy, trained=0).test_flops
 
 
 def test_the_flops_of_a_test_are_those_of_all_its_batches():

@@ -36,7 +36,7 @@ from clear_mlflow.learning.loop import measure
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import FeatureStream
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 
 CPU = torch.device("cpu")
 ORDER = (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)
@@ -143,7 +143,7 @@ def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
         parameters = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}
         parameters |= {"strategy": strategy, "epochs": "3", "lr_step": "2", "lr": "0.1"}
         parameters |= {"memory": "50", "device": "cpu"}
-        made = prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
+        made = prepare_training(resolve_config(TrainConfig.resolve(parameters)), TrainingProgress())
         assert made.dataset.scenario == {
             "name": scenario,
             "classes_per_bucket": 2,

@@ -18,7 +18,7 @@ from clear_mlflow.learning.models import build_feature_model
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import FeatureStream
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def weather(standardise):
 
 def training(**changes):
     parameters = {"dataset": "weather", "device": "cpu", "epochs": "5", "lr_step": "3", **changes}
-    return prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
+    return prepare_training(resolve_config(TrainConfig.resolve(parameters)), TrainingProgress())
 
 
 def raw(stream, bucket_index):

@@ -55,7 +55,7 @@ def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     with FakeTensorMode():
         with torch.device("cuda"):
-            layer = ProcessGroup(1, 3).synchronize(nn.BatchNorm2d(2))
+            layer = ProcessGroup(1, 3).synchronize_batch_norm(nn.BatchNorm2d(2))
             images = torch.empty(count, 2, 4, 4, dtype=torch.bfloat16)
         assert isinstance(layer, SynchronizedBatchNorm)
         # Called by hand: torch's own engine asks the driver for the device.

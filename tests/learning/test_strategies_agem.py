@@ -17,7 +17,7 @@ from strategy_runs import (
 
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.samples import Batch
-from clear_mlflow.learning.strategies.agem import project
+from clear_mlflow.learning.strategies.agem import project_gradient
 
 SHAPES = ((2, 3), (3,), (1, 2, 2))
 
@@ -44,7 +44,7 @@ numbers = st.lists(st.integers(-9, 9), min_size=13, max_size=13)
 @given(numbers, numbers)
 def test_the_projection_equals_the_papers(gradient, reference):
     projected = split(gradient)
-    project(projected, split(reference))
+    project_gradient(projected, split(reference))
     flat = torch.cat([part.flatten() for part in projected])
     expected = literal_projection(gradient, reference)
     assert flat.tolist() == pytest.approx(expected, abs=1e-4)

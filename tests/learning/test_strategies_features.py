@@ -6,7 +6,7 @@ from feature_streams import CLASSES, WIDTH, config, made_up, train_counts, train
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import resolve_config
 
 
 def images_until(bucket_index):
@@ -98,10 +98,10 @@ def test_linear_equals_naive_on_features():
 @pytest.mark.parametrize("strategy", ["linear", "ncm", "slda"])
 def test_images_are_rejected(strategy):
     with pytest.raises(ConfigError, match="features=pixels, which every dataset has"):
-        check(TrainConfig.resolve({"strategy": strategy}))
+        resolve_config(TrainConfig.resolve({"strategy": strategy}))
 
 
 @pytest.mark.parametrize("args", ["shrinkage=0", "shrinkage=1.5", "shrinkage=x"])
 def test_slda_rejects_invalid_arguments(args):
     with pytest.raises(ConfigError, match="strategy_args has"):
-        check(config(strategy="slda", strategy_args=args))
+        resolve_config(config(strategy="slda", strategy_args=args))

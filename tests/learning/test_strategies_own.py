@@ -11,7 +11,7 @@ from strategy_runs import image_stream, train_rows
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.option_fields import OPTIMISATION
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import resolve_config
 from clear_mlflow.learning.strategies import load_strategy
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.strategies.ncm import Ncm
@@ -31,9 +31,9 @@ def importable(project, monkeypatch):
 
 @pytest.mark.usefixtures("importable")
 def test_the_example_strategy_trains(tmp_path):
-    settings = check(config(strategy=NAME, strategy_args="strength=2"))
+    settings = resolve_config(config(strategy=NAME, strategy_args="strength=2"))
     assert settings.strategy_args == {"strength": 2.0}
-    assert check(config(strategy=NAME)).strategy_args == {"strength": 1.0}
+    assert resolve_config(config(strategy=NAME)).strategy_args == {"strength": 1.0}
     rows, model = train_rows(image_stream(tmp_path), settings)
     assert len(rows) == 4
     _, naive = train_rows(image_stream(tmp_path), config(strategy="naive"))
@@ -128,16 +128,16 @@ TUNED = {name for name, option in PARAMETERS.items() if option.group == OPTIMISA
     ],
 )
 def test_replaced_parameters_follow_from_hooks(parameters, replaced):
-    settings = check(config(**parameters))
+    settings = resolve_config(config(**parameters))
     assert settings.replaced == replaced
-    assert check(settings).replaced == replaced
+    assert resolve_config(settings).replaced == replaced
     assert settings.ignored_parameters >= replaced
 
 
 @pytest.mark.usefixtures("importable")
 def test_the_example_buffer_trains(tmp_path):
     """A custom buffer is built from public names only."""
-    settings = check(config(strategy="examples.own_buffer:ReplayNewest", memory="4"))
+    settings = resolve_config(config(strategy="examples.own_buffer:ReplayNewest", memory="4"))
     assert len(train_rows(image_stream(tmp_path), settings)[0]) == 4
 
 
@@ -180,9 +180,9 @@ def own(tmp_path, monkeypatch):
 )
 def test_arguments_round_trip(own, hint, default, text, value):
     for parameters, expected in (({}, default), ({"strategy_args": f"value={text}"}, value)):
-        settings = check(own(hint, default, **parameters))
+        settings = resolve_config(own(hint, default, **parameters))
         assert settings.strategy_args == {"value": expected}
-        assert check(TrainConfig.resolve(settings.as_text())) == settings
+        assert resolve_config(TrainConfig.resolve(settings.as_text())) == settings
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_arguments_round_trip(own, hint, default, text, value):
 def test_an_argument_that_text_cannot_store_is_rejected(own, hint, default, parameters):
     """Otherwise the run could not be resumed."""
     with pytest.raises(ConfigError, match=r"value.*expected"):
-        check(own(hint, default, **parameters))
+        resolve_config(own(hint, default, **parameters))
 
 
 def test_the_named_object_must_be_a_strategy(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import compute_batch_bounds
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import resolve_config
 from clear_mlflow.learning.strategies import list_strategies, load_strategy
 
 WITHOUT_STEPS = ("joint", "ncm", "slda")
@@ -105,12 +105,12 @@ def test_a_strategy_without_steps_in_every_bucket_is_rejected(strategy):
     assert not load_strategy(strategy).steps_in_every_bucket
     settings = feature_streams.config(strategy=strategy, test_every="1")
     with pytest.raises(ConfigError, match="does not take optimiser steps in every bucket"):
-        check(settings)
+        resolve_config(settings)
 
 
 def test_an_interval_as_long_as_a_bucket_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="test_every is 2 and a bucket takes no more epochs"):
-        check(config(epochs=2, test_every=2))
+        resolve_config(config(epochs=2, test_every=2))
     stream = image_stream(tmp_path, train=(12, 8))
     with pytest.raises(ConfigError, match="bucket key0 takes 6 steps, after which it is tested"):
         collect_tests(stream, config(epochs=2, test_every="6steps"))
@@ -122,11 +122,11 @@ def test_an_interval_as_long_as_a_bucket_is_rejected(tmp_path):
 
 def test_a_strategy_defines_the_epochs_of_a_bucket(tmp_path):
     ten = {"strategy": "gdumb", "strategy_args": "epochs=10", "epochs": 2, "memory": 4}
-    check(config(**ten, test_every=9))
-    check(config(**ten, warmup_epochs=9))
+    resolve_config(config(**ten, test_every=9))
+    resolve_config(config(**ten, warmup_epochs=9))
     for few, option in (({"test_every": 1}, "test_every"), ({"warmup_epochs": 1}, "warmup_epochs")):
         with pytest.raises(ConfigError, match=f"{option} is 1 and a bucket takes"):
-            check(config(strategy="gdumb", strategy_args="epochs=1", epochs=6, **few))
+            resolve_config(config(strategy="gdumb", strategy_args="epochs=1", epochs=6, **few))
     stream = image_stream(tmp_path, train=(12, 8))
     for strategy, fewest in (("gdumb", 2), ("naive", 4), ("replay", 6), ("cumulative", 6)):
         parameters = {"strategy": strategy, "epochs": 2, "memory": 4, "test_every": "1steps"}

@@ -23,11 +23,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchvision.models import VisionTransformer
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.checkpoint import read_state, to_bytes
+from clear_mlflow.learning.checkpoint import parse_state, serialize_state
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parameters.strategy_names import WITHOUT_STEPS
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import resolve_config
 from clear_mlflow.learning.strategies import ewc, list_strategies, load_strategy
 from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.strategies._weights import copy_weights
@@ -147,10 +147,10 @@ def test_a_resumed_run_costs_the_same(strategy, changes, tmp_path):
     stream, settings = image_stream(tmp_path), on_images(strategy, **changes)
     states, rows = [], []
     for trained in train(stream, settings, progress=TrainingProgress()):
-        states.append(to_bytes(trained.snapshot(), trained.row, None))
+        states.append(serialize_state(trained.snapshot(), trained.row, None))
         rows.append(trained.row)
     for number, state in enumerate(states):
-        saved = read_state(state)
+        saved = parse_state(state)
         assert saved.row.cost == rows[number].cost
         again = [trained.row for trained in train_all(stream, settings, saved)]
         assert again == rows[number + 1 :]
@@ -378,12 +378,12 @@ def test_seconds_of_tests_are_not_training_seconds(monkeypatch):
     costs.begin_bucket()
     for seconds in (3, 4):
         pass_time(1)
-        with costs.test():
+        with costs.count_test():
             pass_time(seconds)
     costs.end_training()
-    with costs.test():
+    with costs.count_test():
         pass_time(16)
-    row = costs.row(model, strategy, trained=1)
+    row = costs.build_row_cost(model, strategy, trained=1)
     assert (row.seconds, row.device_seconds, row.test_seconds) == (2, 4, 23)
 
 
@@ -426,7 +426,7 @@ def test_an_invalid_budget_is_rejected(budget):
 
 def test_a_budget_conflicts_with_a_strategy_that_trains_in_one_bucket():
     with pytest.raises(ConfigError, match="strategy joint does not train in each bucket"):
-        check(config(budget="naive:1", strategy="joint"))
+        resolve_config(config(budget="naive:1", strategy="joint"))
 
 
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "gdumb", "agem"])
@@ -527,7 +527,7 @@ def test_peak_memory_excludes_the_search_in_the_first_step_of_a_size(monkeypatch
             with costs.count_step((size,)):
                 memory.append(peak_of_step)
         costs._seconds = costs._device_seconds = 1.0
-        return costs.row(head, strategy, trained=1).peak_bytes
+        return costs.build_row_cost(head, strategy, trained=1).peak_bytes
 
     assert measure_bucket() == peak
     assert measure_bucket() == max(number for _, number in steps)

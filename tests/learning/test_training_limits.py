@@ -22,13 +22,13 @@ from torch.nn.functional import cross_entropy, log_softmax, mse_loss
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import ClassBalanced, Reservoir
-from clear_mlflow.learning.checkpoint import read_state
+from clear_mlflow.learning.checkpoint import parse_state
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.photos import SampleIndices, list_bucket_indices
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import compute_batch_bounds, draw_order
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import resolve_config
 from clear_mlflow.learning.strategies import list_strategies, load_strategy
 from clear_mlflow.learning.strategies._base import build_untrained_model
 from clear_mlflow.learning.strategies._rehearsal import draw_buffer_batches
@@ -180,7 +180,7 @@ def test_missed_batches_equal_those_of_the_papers_program(cost, taken):
     stream_clock.begin_epoch(draw_order(40, 0, 0, 0))
     skipped = []
     for number in range(10):
-        if stream_clock.accepts_batch():
+        if stream_clock.take_batch():
             costs.flops += int(60 * cost)
             skipped.append(number)
     assert skipped == taken
@@ -250,7 +250,7 @@ def test_a_killed_run_continues_in_the_same_stream(strategy):
     settings = build_one_pass_parameters(strategy, "naive:1.3", memory="12")
     rows, states, _ = train_with_states(feature_stream(COUNTS), settings)
     for k in range(3):
-        again = train_with_states(feature_stream(COUNTS), settings, read_state(states[k]))
+        again = train_with_states(feature_stream(COUNTS), settings, parse_state(states[k]))
         assert again[:2] == (rows[k + 1 :], states[k + 1 :])
         assert [list_costs(row) for row in again[0]] == [list_costs(row) for row in rows[k + 1 :]]
 
@@ -286,7 +286,7 @@ def test_a_complete_bucket_may_be_missed(tmp_path):
 )
 def test_invalid_options_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message) as error:
-        check(on_features(**{"epochs": "1", "stream_rate": "naive:1", **changes}))
+        resolve_config(on_features(**{"epochs": "1", "stream_rate": "naive:1", **changes}))
     assert "\n" not in str(error.value)
 
 

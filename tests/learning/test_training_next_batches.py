@@ -16,11 +16,11 @@ from strategy_runs import assert_identical, on_features, train_all, train_rows, 
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.checkpoint import read_state
+from clear_mlflow.learning.checkpoint import parse_state
 from clear_mlflow.learning.parameters.conflicts import STRATEGY_CONFLICTS, check_conflicts
 from clear_mlflow.learning.photos import SampleIndices
 from clear_mlflow.learning.samples import DecodedStream, FeatureStream, compute_batch_bounds
-from clear_mlflow.learning.session import check, check_stream
+from clear_mlflow.learning.session import check_stream, resolve_config
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.strategies.replay import Replay
 from clear_mlflow.learning.training.observers import PrequentialTests
@@ -165,7 +165,7 @@ def assert_predictions_change_nothing(make_stream, parameters):
     assert again == rows
     assert_identical(online_weights, weights)
     for state, other in zip(states, online_states, strict=True):
-        first, second = (read_state(content).snapshot for content in (state, other))
+        first, second = (parse_state(content).snapshot for content in (state, other))
         for name in ("random", "strategy", "trained"):
             assert first.description[name] == second.description[name]
     shuffled, _, _ = train_with_states(make_stream(), parameters)
@@ -200,7 +200,7 @@ def test_a_resumed_training_has_the_same_record_to_the_bit(strategy):
     assert records[0] is None
     _, states, _ = train_with_states(dated_features(), parameters)
     for row in range(len(COUNTS)):
-        resumed = train_all(dated_features(), parameters, read_state(states[row]))
+        resumed = train_all(dated_features(), parameters, parse_state(states[row]))
         again = [trained.prequential.to_bytes() for trained in resumed]
         assert again == [record.to_bytes() for record in records[row + 1 :]]
     assert records[-1].after(2).to_bytes() == records[2].to_bytes()
@@ -242,7 +242,7 @@ def test_with_late_labels_each_row_is_that_of_an_earlier_model(strategy, delay):
 def test_a_training_with_late_labels_is_resumed_to_the_bit(row):
     parameters = on_features(strategy="replay", optimizer_state="keep", label_delay=2)
     rows, states, weights = train_with_states(dated_features(), parameters)
-    again = train_with_states(dated_features(), parameters, read_state(states[row]))
+    again = train_with_states(dated_features(), parameters, parse_state(states[row]))
     assert again[:2] == (rows[row + 1 :], states[row + 1 :])
     assert_identical(again[2], weights)
 
@@ -273,7 +273,9 @@ class Halves(Naive):
 @pytest.mark.parametrize("strategy", ["joint", "ncm", "slda"])
 def test_strategies_without_steps_in_each_bucket_are_rejected(strategy):
     parameters = on_features(strategy=strategy, model="linear", **ONLINE)
-    check_error(ConfigError, f"prequential is 0,1,10, but strategy {strategy}", check, parameters)
+    check_error(
+        ConfigError, f"prequential is 0,1,10, but strategy {strategy}", resolve_config, parameters
+    )
 
 
 def test_several_processes_are_rejected():

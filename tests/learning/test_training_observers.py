@@ -12,7 +12,7 @@ from strategy_runs import image_stream
 
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.samples import FeatureStream
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import resolve_config
 from clear_mlflow.learning.strategies import list_strategies
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.observers import LossCurve, count_points
@@ -32,7 +32,7 @@ class Literal(Strategy):
 
 def collect_points(stream, settings):
     curve = Points()
-    list(train(stream, check(settings), progress=curve))
+    list(train(stream, resolve_config(settings), progress=curve))
     return curve.points
 
 
@@ -127,7 +127,7 @@ def test_points_are_reported_when_the_device_has_computed_them(monkeypatch):
         if step == 12:
             curve._pending[0][0].event.synchronize()
     assert [point.step for point in made] == [2]
-    curve.end()
+    curve.end_bucket()
     assert [point.step for point in made] == list(range(2, 21, 2))
     assert [point.loss for point in made] == [step + 0.5 for step in range(0, 20, 2)]
     assert {point.images_per_second for point in made} == {16.0}

@@ -7,7 +7,7 @@ from released_layout import read_json, write_json, write_released
 
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,9 @@ def training(root, **options):
     small |= {"device": "cpu", "precision": "off", "memory": "6"}
     if "features" not in options:
         small |= {"model": "small_cnn", "image_size": "16", "lr": "0.05"}
-    return prepare(check(TrainConfig.resolve({**small, **options})), TrainingProgress())
+    return prepare_training(
+        resolve_config(TrainConfig.resolve({**small, **options})), TrainingProgress()
+    )
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.learning.measured import Measurement, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_in_process
 
@@ -191,7 +191,9 @@ def test_the_command_trains_members_in_one_supervised_process(store, experiment_
     alone = TrainConfig.resolve(
         {**{name[2:]: text for name, text in parameters.items() if name != "--seeds"}, "seed": "5"}
     )
-    expected = [m.row.correct for m in prepare(check(alone), TrainingProgress()).rows()]
+    expected = [
+        m.row.correct for m in prepare_training(resolve_config(alone), TrainingProgress()).rows()
+    ]
     assert read_rows(members[5]) == expected
     assert done.stderr.count("bucket 10/10") == 2
     assert "2 members: seeds 0, 5" in done.stdout

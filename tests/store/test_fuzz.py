@@ -46,7 +46,7 @@ from clear_mlflow.journal.run_folder import (
     RunFolder,
     read_header,
 )
-from clear_mlflow.learning.checkpoint import read_state
+from clear_mlflow.learning.checkpoint import parse_state
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.learning.parameters.config import (
     TrainConfig,
@@ -386,7 +386,7 @@ def test_training_states(state, data):
         content = struct.pack("<Q", len(text)) + text + body
     else:
         content = data.draw(mangle_bytes(state))
-    read_or_refused(lambda: train_with_states(feature_stream(), PARAMETERS, read_state(content)))
+    read_or_refused(lambda: train_with_states(feature_stream(), PARAMETERS, parse_state(content)))
 
 
 @fuzz(150)

@@ -31,7 +31,7 @@ from clear_mlflow.data.features import load_features
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 from clear_mlflow.learning.strategies import Strategy
 from clear_mlflow.tracking.tracked_training import train_in_process
 
@@ -66,8 +66,8 @@ def ids_by_row(store, run):
 
 
 def train_run(store, experiment_id, **options):
-    config = check(TrainConfig.resolve(options))
-    train_in_process(store, prepare(config, TrainingProgress()), options)
+    config = resolve_config(TrainConfig.resolve(options))
+    train_in_process(store, prepare_training(config, TrainingProgress()), options)
     return store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[0]
 
 
@@ -195,7 +195,7 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
     parameters = {**FAST, "predictions": "labels", **SETTINGS[setting_name]}
     if "scenario" in parameters:
         parameters["scenario_args"] = "times=all"
-    training = prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
+    training = prepare_training(resolve_config(TrainConfig.resolve(parameters)), TrainingProgress())
     train_in_process(store, training, parameters)
     is_task = parameters.get("scenario") == "task"
     buckets = training.stream.buckets

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from interrupted_runs import prepare_training
+from interrupted_runs import prepare_parameters
 from kept_predictions import predictions_folder, rescore
 from stored_runs import histories, only_run
 
@@ -41,7 +41,7 @@ def select_values(values):
 
 @pytest.fixture
 def finished(store, experiment_id, fill_once):
-    fill_once(store, lambda: train_in_process(store, prepare_training(PARAMETERS), PARAMETERS))
+    fill_once(store, lambda: train_in_process(store, prepare_parameters(PARAMETERS), PARAMETERS))
     return only_run(store, experiment_id)
 
 
@@ -123,7 +123,7 @@ def test_a_resumed_run_completes_the_file_of_a_stored_row(store, finished):
     """A process was killed after the last row and before its file."""
     content, run_id = get_file(finished).read_bytes(), finished.info.run_id
     get_file(finished).write_bytes(PrequentialRecord.load(get_file(finished)).after(7).to_bytes())
-    training = prepare_training(PARAMETERS)
+    training = prepare_parameters(PARAMETERS)
     rows = parse_rows(read_row_files(store, finished, may_be_missing=None))
     records = {record.row.row: record for record in rows.values()}
     point = ResumePoint(

@@ -13,7 +13,7 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_in_process
@@ -36,7 +36,9 @@ def trained_run(store, experiment_id, root, *, process=False, **options):
         with TrainingProcess(config) as training:
             train_in_process(store, training, parameters)
     else:
-        train_in_process(store, prepare(check(config), TrainingProgress()), parameters)
+        train_in_process(
+            store, prepare_training(resolve_config(config), TrainingProgress()), parameters
+        )
     return only_run(store, experiment_id)
 
 

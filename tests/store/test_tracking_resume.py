@@ -11,7 +11,7 @@ from damaged_journals import DAMAGES
 from interrupted_runs import (
     format_foreign_lease,
     interrupted,
-    prepare_training,
+    prepare_parameters,
     snapshot,
     train_elsewhere,
 )
@@ -51,7 +51,7 @@ def test_changed_parameters_and_data_are_rejected(interrupted, tmp_path):
     check_parameters(point, TrainConfig.resolve({**parameters, "device": "cuda"}))
     with pytest.raises(ConfigError, match="batch_size is 3 and the run has 512"):
         check_parameters(point, TrainConfig.resolve({**parameters, "batch_size": "3"}))
-    dataset = prepare_training(parameters).dataset
+    dataset = prepare_parameters(parameters).dataset
     check_data(point, dataclasses.replace(dataset, source="elsewhere"))
     with pytest.raises(DataError, match="digest is sha256:0 and the run has sha256:"):
         check_data(point, dataclasses.replace(dataset, digest="sha256:0"))

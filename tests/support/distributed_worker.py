@@ -20,7 +20,7 @@ from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, process_group
 from clear_mlflow.learning.samples import DecodedStream, FeatureStream
-from clear_mlflow.learning.session import check
+from clear_mlflow.learning.session import resolve_config
 
 CPU = torch.device("cpu")
 
@@ -34,10 +34,10 @@ def results(cases, folder, group=SINGLE_PROCESS):
     results_by_case = {}
     for name, changes in cases.items():
         if "features" in changes:
-            settings = check(of_features(**changes))
+            settings = resolve_config(of_features(**changes))
             stream = FeatureStream(*made_up(), device=CPU)
         else:
-            settings = check(of_images(**changes))
+            settings = resolve_config(of_images(**changes))
             stream = DecodedStream(images, image_size=8, device=CPU)
         curve = Points()
         for trained in train(stream, settings, progress=curve, group=group):

@@ -12,7 +12,7 @@ from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import FeatureStream
-from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.session import StreamTraining, resolve_config
 
 CLASSES = 4
 WIDTH = 6
@@ -63,7 +63,7 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
 def training(settings, buckets=None, saved=None):
     stream, features = made_up() if buckets is None else buckets
     return StreamTraining(
-        config=check(settings),
+        config=resolve_config(settings),
         stream=stream,
         progress=TrainingProgress(),
         features=features,
@@ -80,7 +80,7 @@ def train_counts(settings, buckets=None):
             trained_bucket.row.correct,
             *(p.detach().double().numpy() for p in trained_bucket.model.parameters()),
         )
-        for trained_bucket in train(placed, check(settings), progress=TrainingProgress())
+        for trained_bucket in train(placed, resolve_config(settings), progress=TrainingProgress())
     ]
 
 

@@ -8,14 +8,14 @@ from stored_runs import artifact_folder, only_run
 
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 from clear_mlflow.tracking.tracked_training import train_in_process
 
 
-def prepare_training(parameters):
-    return prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
+def prepare_parameters(parameters):
+    return prepare_training(resolve_config(TrainConfig.resolve(parameters)), TrainingProgress())
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def interrupted(store, experiment_id, short_stream, monkeypatch, fill_once):
     parameters = {**short_stream, "features": "pixels", "strategy": "linear", "epochs": "15"}
 
     def train():
-        training = prepare_training({**parameters, "device": "cpu"})
+        training = prepare_parameters({**parameters, "device": "cpu"})
         rows = type(training).rows
 
         def until_stopped(self, on_message):

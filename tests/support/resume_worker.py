@@ -9,14 +9,14 @@ from pathlib import Path
 from learning_streams import config, random_stream
 
 from clear_mlflow.core.distributed import read_dist_env
-from clear_mlflow.learning.checkpoint import read_state
+from clear_mlflow.learning.checkpoint import parse_state
 from clear_mlflow.learning.process_group import process_group
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.session import StreamTraining, resolve_config
 
 
 def read_weights(state):
-    model = read_state(state).snapshot.model
+    model = parse_state(state).snapshot.model
     return {name: value.numpy().tobytes() for name, value in model.items()}
 
 
@@ -24,7 +24,7 @@ def main():
     folder, dist_env = Path(sys.argv[1]), read_dist_env()
     images = folder / f"images{dist_env.rank}"
     stream, _ = random_stream(images, train=(11, 8, 9), test=(5, 3, 7), side=8)
-    settings = check(config(strategy="replay", optimizer_state="keep"), dist_env)
+    settings = resolve_config(config(strategy="replay", optimizer_state="keep"), dist_env)
     with process_group(dist_env, "cpu") as group:
 
         def train(saved=None):

@@ -13,7 +13,7 @@ from msgspec import structs
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.checkpoint import read_state, to_bytes
+from clear_mlflow.learning.checkpoint import parse_state, serialize_state
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream, FeatureStream
@@ -133,7 +133,7 @@ def train_with_states(stream, parameters, saved=None):
         rows.append(trained_bucket.row)
         # What it cost tells the time, and no two states would be the same.
         states.append(
-            to_bytes(
+            serialize_state(
                 trained_bucket.snapshot(),
                 structs.replace(trained_bucket.row, cost=None),
                 PREDICTIONS,
@@ -169,7 +169,7 @@ def assert_resumes_everywhere(make_stream, parameters):
     """Check that trainings resumed after any row, by new objects, do not differ in any bit."""
     rows, states, weights = train_with_states(make_stream(), parameters)
     for k, state in enumerate(states):
-        saved = read_state(state)
+        saved = parse_state(state)
         assert (saved.row, saved.predictions) == (rows[k], PREDICTIONS)
         if k == len(rows) - 1:
             continue

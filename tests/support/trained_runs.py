@@ -13,7 +13,7 @@ from mlflow_stores import EXPERIMENT, copy_database
 
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.session import check, prepare
+from clear_mlflow.learning.session import prepare_training, resolve_config
 from clear_mlflow.store import lease
 from clear_mlflow.tracking.tracked_training import train_in_process
 
@@ -43,7 +43,9 @@ def _train_all(folder: Path) -> None:
                 parameters = {"strategy": strategy, "seed": str(seed), "features": "pixels"}
                 parameters |= {"epochs": "1", "device": "cpu"}
                 progress = Stopping() if (strategy, seed) == KILLED else TrainingProgress()
-                training = prepare(check(TrainConfig.resolve(parameters)), progress)
+                training = prepare_training(
+                    resolve_config(TrainConfig.resolve(parameters)), progress
+                )
                 with contextlib.suppress(KeyboardInterrupt):
                     train_in_process(client, training, parameters)
 

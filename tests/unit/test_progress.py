@@ -91,7 +91,7 @@ def test_what_is_collected_is_also_displayed():
     collecting = CollectingProgress(LineProgress(stream), on_message=ignore)
     report_training(collecting)
     assert re.findall(r"loss [\d.]+", stream.getvalue()) == ["loss 1.5", "loss 0.75", "loss 0.5"]
-    assert [point.step for point in collecting.take()] == [1, 2, 3, 4, 5, 6]
+    assert [point.step for point in collecting.take_points()] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_bucket_without_steps_has_no_loss():

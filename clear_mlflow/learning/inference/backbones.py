@@ -68,11 +68,11 @@ class Backbone:
 
 
 def load_backbone(name: str, weights: str) -> Backbone:
-    """Build a frozen backbone without head, in evaluation mode, on CPU.
+    """Build a frozen backbone on the CPU, and download missing weights.
 
-    name: of a torchvision model, or timm:NAME.
-    weights: ``DEFAULT`` for published ones (downloaded if they are missing), ``none`` for random
-    ones, or path of a file, only for torchvision.
+    It lacks its head, and is in evaluation mode. name: of a torchvision model, or timm:NAME.
+    weights: ``DEFAULT`` for published ones, ``none`` for random ones, or path of a file, only for
+    torchvision.
 
     Seeds the generators of the process. Raises ConfigError if the model does not exist, or if its
     weights cannot be downloaded, and DataError if a file of weights does not fit.
@@ -83,7 +83,7 @@ def load_backbone(name: str, weights: str) -> Backbone:
 
 
 def _load_torchvision(name: str, weights: str) -> Backbone:
-    """Build a torchvision backbone with its weights' published transform.
+    """Build a torchvision backbone, and download missing ``DEFAULT`` weights.
 
     Random weights, and a file that torchvision does not publish, get the usual transform: 256
     pixels, of which the central 224 are cropped. Raises the errors of :func:`load_backbone`.
@@ -114,7 +114,7 @@ def _load_torchvision(name: str, weights: str) -> Backbone:
 
 
 def find_preset(name: str, digest: str) -> tuple[Any, str]:
-    """Return transform and tag of the torchvision weights with a SHA-256.
+    """Return transform and tag of published weights by SHA-256, or the default.
 
     Returns the usual transform and an empty tag if torchvision lacks such weights for the model.
     digest: hexadecimal, without ``sha256:``.
@@ -129,7 +129,7 @@ def find_preset(name: str, digest: str) -> tuple[Any, str]:
 
 
 def _standard_preset() -> Any:
-    """Return the usual transform: the central 224 of 256 pixels."""
+    """Return torchvision's usual transform: the central 224 of 256 pixels."""
     from torchvision.models import ResNet18_Weights
 
     return ResNet18_Weights.IMAGENET1K_V1.transforms()
@@ -154,7 +154,7 @@ def _convert_output_to_array(
 
 
 def _load_timm(name: str, weights: str) -> Backbone:
-    """Build a timm backbone, pretrained or random, with its tag's transform.
+    """Build a timm backbone, and download missing ``DEFAULT`` weights.
 
     The tag is in the name, or the default.
 
@@ -196,7 +196,7 @@ def _load_timm(name: str, weights: str) -> Backbone:
 
 
 def _download_timm_weights(config: Any, full_name: str) -> Path:
-    """Return the cached path of a tag's weights, downloaded if missing."""
+    """Download a tag's weights once, and return their cached path."""
     if not config.hf_hub_id:
         raise ConfigError(
             f"{full_name} is not published with weights; pass --weights {RANDOM_WEIGHTS}, or "
@@ -253,7 +253,7 @@ def _hash_weights(path: Path) -> str:
         ) from None
 
 
-def extract(
+def extract_features(
     stream: BucketStream,
     backbone: Backbone,
     *,
@@ -262,9 +262,7 @@ def extract(
     device: torch.device,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Compute and store all missing features of a stream.
-
-    Returns their folder.
+    """Compute and store a stream's missing features, and return their folder.
 
     name: name of the features. on_image: called with the numbers of images that are done and of all
     images. Raises ConfigError if other features have the name, DataError if an image is damaged or

@@ -50,7 +50,7 @@ class ModelDescription:
 
 
 def read_description(path: Path) -> ModelDescription | None:
-    """Read the description in a file of weights.
+    """Read the description in a file of weights, or None if undescribed.
 
     Returns None if the file states that only the strategy's class can build the model. Raises
     RecordError if the file cannot be read, lacks a description, or has an invalid one.

@@ -58,7 +58,7 @@ class ServedModel:
         """
         model = self._description
         is_excluded = self._mask_classes((params or {}).get("bucket"))
-        read = self._convert_features if model.width else _read_image_column
+        read = self._convert_features if model.width else _get_image_column
         inputs: Any = read(model_input)
         classes, likelihoods = [], []
         arithmetic = allow_tf32(model.precision == "tf32")
@@ -81,7 +81,7 @@ class ServedModel:
         )
 
     def _mask_classes(self, bucket: Any) -> Tensor:
-        """Return a (classes,) mask of classes that ``task`` rules out."""
+        """Return a (classes,) mask of excluded classes, or raise RecordError."""
         names, classes = self._description.class_names, self._description.classes_by_bucket
         if classes and bucket not in classes:
             raise RecordError(
@@ -99,7 +99,7 @@ class ServedModel:
         return normalise(photos.centre_crops().cut(0, len(inputs)).to(self._device))
 
     def _convert_features(self, model_input: Any) -> NDArray[np.float32]:
-        """Return features as (N, width), float32. Raises RecordError if their shape differs."""
+        """Convert features to (N, width) float32, or raise RecordError."""
         features = np.ascontiguousarray(model_input, dtype=np.float32)
         if features.ndim != 2 or features.shape[1] != self._description.width:
             raise RecordError(
@@ -108,7 +108,7 @@ class ServedModel:
         return features
 
 
-def _read_image_column(model_input: Any) -> Sequence[bytes]:
+def _get_image_column(model_input: Any) -> Sequence[bytes]:
     if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
         raise RecordError(
             f"got a {type(model_input).__name__}; expected a table with a column "

@@ -107,7 +107,7 @@ def load_weights(
 
 
 def download_weights(url: str, *, hash_prefix: str | None) -> Path:
-    """Return a published file's path in torch's cache, downloaded if missing.
+    """Download a published file to torch's cache once, and return its path.
 
     Shows a progress bar. Raises ConfigError if the download fails or has another hash.
 
@@ -132,7 +132,7 @@ def download_weights(url: str, *, hash_prefix: str | None) -> Path:
 def build_download_error(
     name: str, url: str, error: Exception, advice: str = "pass the file by --weights PATH"
 ) -> ConfigError:
-    """Return the error for weights that cannot be downloaded.
+    """Build the error for weights that cannot be downloaded.
 
     It names the URL and the cause.
 

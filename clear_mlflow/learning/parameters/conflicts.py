@@ -32,8 +32,8 @@ class Conflict(NamedTuple):
     sentence: str  # a format string: what was passed, why it cannot work, what to pass
 
 
-def _conflict_with_features(name: str, default: str) -> Conflict:
-    """Return the rule that ``features`` excludes *name*. default: value to recommend."""
+def _build_features_conflict(name: str, default: str) -> Conflict:
+    """Build the rule that ``features`` excludes *name*. default: value to recommend."""
     return Conflict(
         name,
         lambda c: c.features != NONE and getattr(c, name) not in (NONE, "stop"),
@@ -42,8 +42,8 @@ def _conflict_with_features(name: str, default: str) -> Conflict:
     )
 
 
-def _conflict_about_steps(first: str, second: str) -> Conflict:
-    """Return the rule that *first* excludes *second*, which counts steps."""
+def _build_steps_conflict(first: str, second: str) -> Conflict:
+    """Build the rule that *first* excludes *second*, which counts steps."""
     return Conflict(
         first,
         lambda c: OFF not in (getattr(c, first), getattr(c, second)),
@@ -52,8 +52,8 @@ def _conflict_about_steps(first: str, second: str) -> Conflict:
     )
 
 
-def _conflict_about_delay(name: str) -> Conflict:
-    """Return the rule that ``label_delay`` excludes *name*."""
+def _build_delay_conflict(name: str) -> Conflict:
+    """Build the rule that ``label_delay`` excludes *name*."""
     return Conflict(
         "label_delay",
         lambda c: OFF not in (c.label_delay, getattr(c, name)),
@@ -108,10 +108,10 @@ CONFLICTS = (
         "and mlp:WIDTH, images for all others: pass model=linear with features=NAME, or leave both "
         "out",
     ),
-    _conflict_with_features("weights", NONE),
-    _conflict_with_features("freeze", NONE),
-    _conflict_with_features("augment", AUTO),
-    _conflict_with_features("damaged", "stop"),
+    _build_features_conflict("weights", NONE),
+    _build_features_conflict("freeze", NONE),
+    _build_features_conflict("augment", AUTO),
+    _build_features_conflict("damaged", "stop"),
     Conflict(
         "weights",
         lambda c: (
@@ -133,17 +133,17 @@ CONFLICTS = (
         lambda c: "memory" in c.passed and c.strategy in WITHOUT_BUFFER,
         "memory is {memory}, but strategy {strategy} does not use it; leave memory out",
     ),
-    _conflict_about_steps("budget", "test_every"),
-    _conflict_about_steps("stream_rate", "test_every"),
-    _conflict_about_steps("stream_rate", "budget"),
+    _build_steps_conflict("budget", "test_every"),
+    _build_steps_conflict("stream_rate", "test_every"),
+    _build_steps_conflict("stream_rate", "budget"),
     Conflict(
         "stream_rate",
         lambda c: c.stream_rate != OFF and c.dataset_args.get("standardise") == "past",
         "stream_rate is {stream_rate} and standardise is past, which also uses images that are "
         "missed: pass standardise=first or none",
     ),
-    _conflict_about_steps("budget", "prequential"),
-    _conflict_about_steps("stream_rate", "prequential"),
+    _build_steps_conflict("budget", "prequential"),
+    _build_steps_conflict("stream_rate", "prequential"),
     Conflict(
         "prequential",
         lambda c: c.prequential != OFF and c.time_order == OFF,
@@ -162,8 +162,8 @@ CONFLICTS = (
         "label_delay is {label_delay} and prequential is {prequential}, whose distances already "
         "are delays of labels, in batches; leave label_delay at off",
     ),
-    _conflict_about_delay("test_every"),
-    _conflict_about_delay("stream_rate"),
+    _build_delay_conflict("test_every"),
+    _build_delay_conflict("stream_rate"),
 )
 
 # The conditions below need the strategy's class, c.strategy_class, which brings torch.

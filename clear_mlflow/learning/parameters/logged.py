@@ -33,12 +33,12 @@ _UNLOGGED = {name: text for name, text in list_parameter_defaults().items() if t
 def select_parameters_to_log(
     config: TrainConfig, requested: Mapping[str, str], stored: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the parameters to log in addition to *stored*.
+    """Return the parameters that a run should log, without those in *stored*.
 
     ``lr`` is the value in force, ``asked/lr`` the text that was passed if it does not name that
     value or has no effect, and ``used/lr`` the value in force if the run has another ``lr``.
     What the strategy replaces is logged as "set by" the strategy.
-    Skips parameters that are left at none or off; :func:`list_unlogged_parameters` returns them.
+    Skips parameters that are left at none or off; :func:`list_unlogged_defaults` returns them.
     Adds ``used/arithmetic``, and each argument of strategy, dataset and scenario under its own
     name, for example ``strategy/alpha``.
 
@@ -65,19 +65,19 @@ def select_parameters_to_log(
     # Each argument has its own name: a column in MLflow, to sort and compare runs by.
     for option_name in ARGUMENTS:
         for name, value in getattr(config, option_name).items():
-            parameters[_argument_prefix(option_name) + name] = format_argument(value)
+            parameters[_get_argument_prefix(option_name) + name] = format_argument(value)
     # MLflow's page shows them in this order: requested texts come last.
     ordered = sorted(parameters.items(), key=lambda item: item[0].startswith("asked/"))
     return {name: text for name, text in ordered if name not in stored}
 
 
-def _argument_prefix(option_name: str) -> str:
+def _get_argument_prefix(option_name: str) -> str:
     """Return what the logged names of arguments start with, for example ``strategy/``."""
     return option_name.removesuffix("_args") + "/"
 
 
 def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
-    """Return True if a text means the value in force."""
+    """Return True if a text parses to the parameter's current value."""
     if name in config.replaced:
         return text == config.format_record()[name]
     try:
@@ -91,7 +91,7 @@ def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
 
 
 def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that a run was trained with.
+    """Return the options that a run was trained with, from logged parameters.
 
     ``device`` and ``precision`` are as they were requested, possibly ``auto``, and so is what the
     strategy replaces. Options that were not logged are missing, and so are names that are not
@@ -109,8 +109,8 @@ def select_training_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     return parameters
 
 
-def list_unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return parameters that trainings log only if not none or off.
+def list_unlogged_defaults(logged: Mapping[str, str]) -> dict[str, str]:
+    """Return the values none and off that trainings do not log.
 
     Returns all of them with that value, also those that *logged* contains: let *logged* override
     them. Returns {} for a run of another program.

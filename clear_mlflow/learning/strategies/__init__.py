@@ -28,7 +28,7 @@ __all__ = [
 
 
 def load_strategy(name: str) -> type[Strategy]:
-    """Return the class of a strategy: a built-in name, or package.module:Class.
+    """Import and return a strategy's class: a built-in name, or package.module:Class.
 
     Raises ConfigError if it cannot be imported, or is not a subclass of Strategy.
     """
@@ -46,7 +46,7 @@ def load_strategy(name: str) -> type[Strategy]:
 
 
 def parse_strategy_arguments(config: TrainConfig, num_processes: int = 1) -> Any:
-    """Return the arguments of the strategy, an instance of its class's ``Arguments``.
+    """Return the strategy's ``Arguments``, or raise ConfigError if invalid.
 
     Raises ConfigError if an argument is invalid, or if parameters do not fit the strategy.
     """

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.text import one_line
-from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
+from clear_mlflow.learning.buffers import Buffer, BufferArguments, get_buffer_class
 from clear_mlflow.learning.device import RngPurpose, load_optimizer_state, seed_everything
 from clear_mlflow.learning.models import (
     build_feature_model,
@@ -313,7 +313,7 @@ class Strategy(RestoredAttributes, ABC):
 
 
 def _list_names_used(strategy: type[Strategy], method: str) -> set[str]:
-    """List names in the code of a method and what it calls."""
+    """List the names in a method's code, and in what it calls."""
     names, waiting = set[str](), {method}
     while waiting:
         function = inspect.unwrap(getattr(strategy, waiting.pop(), len))
@@ -411,7 +411,7 @@ def build_buffer(
                 f"memory is {memory}, which is less than one of {total} training images; pass more",
                 parameter="memory",
             )
-    return (buffer_class or load_buffer(arguments.buffer))(
+    return (buffer_class or get_buffer_class(arguments.buffer))(
         capacity=capacity, num_classes=stream.num_classes, seed=config.seed, alpha=arguments.alpha
     )
 
@@ -422,7 +422,7 @@ def build_untrained_model(
     config: TrainConfig,
     bucket_index: int | None = None,
 ) -> nn.Module:
-    """Build the model as it is before training, on the stream's device.
+    """Seed the global generators, and build the model as before training.
 
     That is the strategy's own model, a model on features, or the named model for images. Seeds the
     generators of the process, and downloads ``DEFAULT`` weights if they are missing.

@@ -49,7 +49,7 @@ class ClosedFormStrategy(Strategy):
     def iter_bucket_blocks(
         self, bucket_index: int, trainer: Trainer
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the bucket's features and labels like :func:`iter_blocks`.
+        """Count the bucket's costs, and yield its features and labels.
 
         Adds the FLOPs and images of the complete bucket to ``trainer.costs`` first.
         """

@@ -12,7 +12,7 @@ def list_trained_weights(model: nn.Module) -> list[Tensor]:
 
 
 def collect_gradients(weights: list[Tensor]) -> list[Tensor]:
-    """Return the gradients of weights, after setting missing ones to zero."""
+    """Set missing gradients of weights to zero, and return all gradients."""
     weight_gradients = []
     for weight in weights:
         if weight.grad is None:

@@ -74,7 +74,7 @@ class Agem(RehearsalStrategy):
         return super().compute_loss_share(forward, batch)
 
     def before_step(self) -> None:
-        """Project the gradient with the buffer's gradient, as :func:`project` does.
+        """Project the gradient with the buffer's gradient, as :func:`project_gradient` does.
 
         Without such a batch, the gradient stays as it is.
         """
@@ -86,10 +86,10 @@ class Agem(RehearsalStrategy):
         share = torch.autograd.grad(loss, self._weights, materialize_grads=True)
         # Both gradients must belong to complete batches before the projection.
         reference = [self.group.all_reduce(part) / self.group.size for part in share]
-        project(collect_gradients(self._weights), reference)
+        project_gradient(collect_gradients(self._weights), reference)
 
 
-def project(gradient: list[Tensor], reference: list[Tensor]) -> None:
+def project_gradient(gradient: list[Tensor], reference: list[Tensor]) -> None:
     """Remove a gradient's component opposite to a reference, in place.
 
     A gradient whose dot product with the reference is not negative stays as it is. gradient,

@@ -50,7 +50,7 @@ class Cwr(Strategy):
         return [part.detach() for part in get_head(self.model).parameters()]
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Train the head from consolidated weights, 0 for missing classes.
+        """Train from consolidated head weights, freezing the backbone after bucket 1.
 
         After the first bucket, everything but the head is frozen first. :meth:`after_bucket`
         consolidates what was trained.

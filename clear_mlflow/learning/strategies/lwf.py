@@ -54,7 +54,7 @@ class Lwf(Strategy):
         self._old: nn.Module | None = None  # the model before the bucket
 
     def learn(self, bucket_index: int, trainer: Trainer) -> None:
-        """Train with the current model as old one, after bucket 1."""
+        """Train, from bucket 2 on while distilling the model before it."""
         if bucket_index > 0:
             self._old = copy.deepcopy(self.model).eval().requires_grad_(False)
         super().learn(bucket_index, trainer)

@@ -118,7 +118,7 @@ class CostMeter:
         self.flops += self._sum_over_processes(counter.flops)
 
     def end_training(self) -> None:
-        """Store the seconds of a bucket's training, before its test.
+        """Wait for the device, and store the seconds of a bucket's training.
 
         Without tests: this process's seconds, and their sum over all processes (of CPU time if the
         device is a CPU).
@@ -130,8 +130,8 @@ class CostMeter:
         self._device_seconds = float(self._group.all_reduce(total))
 
     @contextmanager
-    def test(self) -> Iterator[CountBatch]:
-        """Count the FLOPs and seconds of a test, not as training.
+    def count_test(self) -> Iterator[CountBatch]:
+        """Count the block's FLOPs and seconds as a test, not as training.
 
         Batches that are entered are counted. The first batch of each shape is measured, and its
         number added for every later one: measuring all took 10 to 65 % of a test.
@@ -158,7 +158,7 @@ class CostMeter:
         self._start += seconds
         self._cpu_start += time.process_time() - cpu_start
 
-    def row(self, model: nn.Module, strategy: Any, *, trained: int) -> RowCost:
+    def build_row_cost(self, model: nn.Module, strategy: Any, *, trained: int) -> RowCost:
         """Return the costs of training and of tests since the last row.
 
         trained: number of buckets that are trained. Call :meth:`end_training` first.
@@ -199,7 +199,7 @@ class CostMeter:
         return int(self._group.all_reduce(torch.tensor(number, device=self._device)))
 
     def _take_peak_bytes(self) -> int:
-        """Return peak memory: the GPU's since the last call, or this process's."""
+        """Return and reset peak memory: the GPU's, or this process's."""
         if self._device.type != "cuda":
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return peak if sys.platform == "darwin" else peak * 1024
@@ -208,14 +208,14 @@ class CostMeter:
         return peak
 
     def _read_clock(self) -> float:
-        """Return the time in seconds, once the device has done its work."""
+        """Wait for the device, and return the time in seconds."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
 
 def count_stored_bytes(strategy: Any, bucket_index: int) -> int | None:
-    """Return the bytes of a strategy's state and stored images.
+    """Return the bytes of a strategy's state and images, None if unknown.
 
     Returns None if a custom strategy's ``state_dict`` raises StateError.
     """

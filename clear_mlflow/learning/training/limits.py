@@ -75,7 +75,7 @@ class Limiter:
 
     @property
     def schedule_epoch(self) -> int:
-        """The epoch of the schedule: equal shares of the total."""
+        """Epoch for the learning rate, in equal shares of the total."""
         return self._epochs * self.done // self.total
 
     def iter_epochs(self) -> Iterator[int]:
@@ -86,11 +86,8 @@ class Limiter:
         """Start an epoch. order: (N,), indices in training order."""
         self._order = order.numpy()
 
-    def accepts_batch(self) -> bool:
-        """Return True if the next batch is trained on. Call once per batch.
-
-        Call it once per batch.
-        """
+    def take_batch(self) -> bool:
+        """Return True if the next batch is trained on, and take it."""
         return True
 
     def step_done(self) -> None:
@@ -229,8 +226,8 @@ class StreamClock(Limiter):
         batches = (self._indices.take(self._order[start:stop]) for start, stop in self._bounds)
         self._arriving = (batch.index[batch.bucket == self._bucket_index] for batch in batches)
 
-    def accepts_batch(self) -> bool:
-        """Return True if the model is done before a batch passes.
+    def take_batch(self) -> bool:
+        """Advance the clock by a batch, and return True if trained on.
 
         Each call advances the clock by one batch.
         """
@@ -276,7 +273,7 @@ class StreamClock(Limiter):
 def build_limiter(
     config: TrainConfig, meta_model: nn.Module | None, stream: TrainingStream, costs: CostMeter
 ) -> Limiter:
-    """Return the limiter for ``budget`` or ``stream_rate``, else for epochs.
+    """Build the limiter for ``budget`` or ``stream_rate``, else for epochs.
 
     meta_model: a copy of the model on the device "meta", or None if both are off.
     """
@@ -318,7 +315,7 @@ def compute_bucket_budgets(
 def count_naive_flops(
     config: TrainConfig, meta_model: nn.Module, stream: TrainingStream, sizes: set[int]
 ) -> dict[int, int]:
-    """Return the FLOPs of naive steps by number of images.
+    """Count the FLOPs of naive training steps by number of images.
 
     sizes: these numbers. Sets *meta_model* to training mode.
     """
@@ -339,7 +336,7 @@ def count_naive_flops(
 
 
 def build_meta_inputs(config: TrainConfig, stream: TrainingStream, num_images: int) -> Tensor:
-    """Return a batch of a model's inputs on the device "meta"."""
+    """Build a batch of a model's inputs on the device "meta"."""
     side = config.image_size
     shape = (stream.width,) if isinstance(stream, FeatureStream) else (3, side, side)
     return torch.empty(num_images, *shape, device="meta")

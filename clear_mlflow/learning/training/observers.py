@@ -115,8 +115,8 @@ class LossCurve:
             self._close_window()
         self._report_ready()
 
-    def end(self) -> None:
-        """Report the bucket's remaining points, and wait for them.
+    def end_bucket(self) -> None:
+        """Wait for the bucket's remaining points, and report them.
 
         A budget may leave the last window incomplete.
         """
@@ -234,7 +234,7 @@ class WithinBucketTests:
         self._step += 1
         if self._step % self._interval_steps or self._step == self._num_steps:
             return
-        with preserve_modes(self._model):
+        with preserve_state(self._model):
             evaluation = self._measure()
         if evaluation is None:
             raise DivergedError(
@@ -267,8 +267,8 @@ def count_interval_steps(test_every: str, epoch_steps: int) -> int:
 
 
 @contextmanager
-def preserve_modes(model: nn.Module) -> Iterator[None]:
-    """Restore torch's random state after the block, and unless it raises, layers' modes."""
+def preserve_state(model: nn.Module) -> Iterator[None]:
+    """Restore layers' modes and torch's random state after the block."""
     modes = [(layer, layer.training) for layer in model.modules()]
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -337,14 +337,14 @@ class PrequentialTests:
         The host does not wait. Call it before each step of the first epoch.
         """
         for _ in range(next(self._num_starts)):
-            with preserve_modes(self._model), torch.no_grad(), logits_in_float32(self._model):
+            with preserve_state(self._model), torch.no_grad(), logits_in_float32(self._model):
                 self._model.eval()
                 for column, distance in enumerate(self._distances):
                     if (batch := self._next_batch + distance) < len(self.correct):
-                        self._predict(batch, column)
+                        self._count_correct(batch, column)
             self._next_batch += 1
 
-    def _predict(self, batch: int, column: int) -> None:
+    def _count_correct(self, batch: int, column: int) -> None:
         bucket_index = int(np.searchsorted(self._first_batches, batch, side="right")) - 1
         images = self._images[bucket_index]
         bounds = slice(*self._bounds[bucket_index][batch - int(self._first_batches[bucket_index])])
@@ -359,7 +359,7 @@ class PrequentialTests:
         self.correct[batch, column] = (labels == images.labels[bounds]).sum()
 
     def build_record(self, num_trained: int) -> PrequentialRecord:
-        """Return the batches and counts of the first *num_trained* buckets, at least one."""
+        """Wait for the counts, and return the first *num_trained* buckets' record."""
         tables = [
             self._stream.take_in_time_order(bucket_index, self._stream.train_counts[bucket_index])
             for bucket_index in range(num_trained)

@@ -139,7 +139,7 @@ class Trainer:
             for batch, rehearsed in zip(batches, rehearsal, strict=True):
                 if limiter.is_over:
                     break
-                if not limiter.accepts_batch():
+                if not limiter.take_batch():
                     continue
                 self._set_learning_rate(
                     optimizer, compute_learning_rate(config, limiter.schedule_epoch)
@@ -174,7 +174,7 @@ class Trainer:
                 f"gradients on bucket {self._bucket_keys[bucket_index]} are not finite in float16, "
                 f"at any scale of the loss; pass a lr below {config.lr}, or precision=bf16"
             )
-        curve.end()
+        curve.end_bucket()
 
     def _begin_bucket(
         self,
@@ -297,7 +297,7 @@ class Trainer:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return a configuration's optimiser of all weights that are not frozen."""
+    """Build a configuration's optimiser of all weights that are not frozen."""
     weights = list(model.parameters())
     # One kernel for many weights; on a CPU it would change the last digits.
     fused = {weight.device.type for weight in weights} == {_FUSED_DEVICE} or None
