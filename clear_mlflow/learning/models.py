@@ -49,7 +49,7 @@ def build_model(
     _check_model_exists(name)
     try:
         if weights == DEFAULT_WEIGHTS:
-            model = _build_pretrained(name, num_classes=num_classes, image_size=image_size)
+            model = _download_pretrained(name, num_classes=num_classes, image_size=image_size)
         else:
             model = _build_with_random_weights(name, num_classes=num_classes, image_size=image_size)
             if weights != NONE:
@@ -345,7 +345,7 @@ def parse_hash_prefix(url: str) -> str | None:
     return match[1] if match else None
 
 
-def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+def _download_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     download_default_weights(name)  # torchvision would download without a timeout
     model = build_torchvision_model(name, image_size=image_size, weights=DEFAULT_WEIGHTS)
     head_name, head = find_head(model)

@@ -236,8 +236,8 @@ class StreamTraining:
             ):
                 measured = self._build_measured_row(trained)
                 yield dataclasses.replace(measured, curve=progress.take_points())
-                if self._is_resumable_after(trained.row):
-                    on_message(_build_state(trained, measured.predictions))
+                if self._should_store_state(trained.row):
+                    on_message(_build_state_message(trained, measured.predictions))
 
     def _build_measured_row(self, trained: TrainedBucket) -> Measurement:
         predictions = None
@@ -256,7 +256,7 @@ class StreamTraining:
         prequential = None if record is None else record.to_bytes()
         return Measurement(trained.row, predictions, prequential, model)
 
-    def _is_resumable_after(self, row: AccuracyRow) -> bool:
+    def _should_store_state(self, row: AccuracyRow) -> bool:
         is_last = row.row == len(row.buckets)
         return self.config.resumable == "on" and not is_last and self.group.rank == 0
 
@@ -324,7 +324,7 @@ class StreamTraining:
         )
 
 
-def _build_state(trained: TrainedBucket, predictions: bytes | None) -> Measurement:
+def _build_state_message(trained: TrainedBucket, predictions: bytes | None) -> Measurement:
     try:
         return Measurement(state=serialize_state(trained.snapshot(), trained.row, predictions))
     except StateError as error:  # the training continues, but cannot be resumed

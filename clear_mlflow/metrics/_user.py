@@ -32,7 +32,7 @@ _EXPECTED = (
 
 
 def load_metrics(metrics: str | Sequence[Any]) -> tuple[Metric, ...]:
-    """Return the metrics of built-in families, followed by custom metrics.
+    """Import custom metrics, and return them after built-in families' metrics.
 
     Args:
         metrics: items, or a string of items separated by commas. An item is the name of a family,
@@ -49,7 +49,7 @@ def load_metrics(metrics: str | Sequence[Any]) -> tuple[Metric, ...]:
 
 
 def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
-    """Return custom metrics, each once, whose functions raise only UndefinedMetricError.
+    """Import custom metrics, each once, whose errors become FailedMetricError.
 
     An error in the user's function, or a result other than a finite number, becomes a
     FailedMetricError, which is an UndefinedMetricError.

@@ -125,7 +125,7 @@ class LocalEngine:
                 break
             time.sleep(_POLL_SECONDS)
         self._running = [t for t in self._running if t not in finished]
-        return [_collect_result(training) for training in finished]
+        return [_collect_ended_run(training) for training in finished]
 
     def stop(self) -> None:
         """Send SIGTERM to all trainings, and return at once.
@@ -158,7 +158,7 @@ def _list_visible_gpus() -> tuple[str, ...]:
     return tuple(re.findall(r"^GPU .*\(UUID: (GPU-[^)]+)\)$", gpu_list.stdout, re.MULTILINE))
 
 
-def _collect_result(training: _Training) -> SweepRun:
+def _collect_ended_run(training: _Training) -> SweepRun:
     code = training.process.wait()
     with training.log as log:
         log.seek(0, os.SEEK_END)

@@ -38,14 +38,14 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
     are missing. A sweep without runs is left out.
     """
     grids = {
-        MORE_SEEDS: _build_more_seeds(comparison),
-        CHOSEN: _build_chosen(comparison),
-        BASELINES: _build_baselines(comparison),
+        MORE_SEEDS: _format_seeds_grid(comparison),
+        CHOSEN: _format_chosen_grid(comparison),
+        BASELINES: _format_baselines_grid(comparison),
     }
     return {name: text for name, text in grids.items() if text is not None}
 
 
-def _build_more_seeds(comparison: Comparison) -> str | None:
+def _format_seeds_grid(comparison: Comparison) -> str | None:
     needed: Counter[int] = Counter()
     for pair in comparison.pairs:
         if pair.more_seeds is not None:
@@ -67,7 +67,7 @@ def _build_more_seeds(comparison: Comparison) -> str | None:
     return _format_grid(comment, entries)
 
 
-def _build_chosen(comparison: Comparison) -> str | None:
+def _format_chosen_grid(comparison: Comparison) -> str | None:
     entries = []
     for best, *_ in comparison.list_methods() if comparison.is_validation else ():
         parameters = find_common_parameters(best) if comparison.ranked_by in best.metrics else None
@@ -156,7 +156,7 @@ def _iter_missing_baselines(
         yield "cumulative at equal cost", {"strategy": "cumulative", **shared, **budget}
 
 
-def _build_baselines(comparison: Comparison) -> str | None:
+def _format_baselines_grid(comparison: Comparison) -> str | None:
     entries = [entry for runs in find_missing_baselines(comparison).values() for entry in runs]
     comment = (
         "# Simple baselines that were not compared: clear-mlflow sweep --grid baselines.yaml\n# "

@@ -163,7 +163,7 @@ class RayEngine:
         done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout)
         if not done:
             self._wait_for_cluster()
-        return [self._collect_result(reference) for reference in done]
+        return [self._collect_ended_run(reference) for reference in done]
 
     def _wait_for_cluster(self) -> None:
         """Wait up to 20 seconds for the cluster, or raise TrainingError."""
@@ -190,7 +190,7 @@ class RayEngine:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(reference, force=False)
 
-    def _collect_result(self, reference: Any) -> SweepRun:
+    def _collect_ended_run(self, reference: Any) -> SweepRun:
         run = self._running.pop(reference)
         errors = self._ray.exceptions
         try:

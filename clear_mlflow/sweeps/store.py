@@ -89,7 +89,7 @@ class SweepStore:
         and withdraws.
         """
         while True:
-            attempts = self._list_attempts(run)
+            attempts = self._search_attempts(run)
             if self._set_if_done_or_elsewhere(run, attempts):
                 return
             interrupted, note = self._find_resumable_attempt(run, attempts)
@@ -98,7 +98,7 @@ class SweepStore:
                 if interrupted is not None:  # a sweep of another grid may have started it
                     self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.parent_id)
                     self.client.update_run(run_id, name=run.name)
-                others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
+                others = [r for r in self._search_attempts(run) if r.info.run_id != run_id]
                 if not self._set_if_done_or_elsewhere(run, others):
                     for attempt in others:
                         self.client.delete_run(attempt.info.run_id)
@@ -175,7 +175,7 @@ class SweepStore:
         condition = f"tags.`{names.SWEEP_RUN_TAG}` {condition}"
         return list(search_runs(self.client, [self.experiment_id], condition))
 
-    def _list_attempts(self, run: SweepRun) -> list[Run]:
+    def _search_attempts(self, run: SweepRun) -> list[Run]:
         return [
             attempt
             for attempt in self._search_sweep_runs(f"= '{run.run_hash}'")
@@ -286,7 +286,7 @@ def open_parent_run(client: MlflowClient, experiment_id: str, grid: Grid, name: 
                 log_tags(client, project_run.info.run_id, project_tags)
             tags[names.RESUMES_TAG] = str(reserve_resume(client, parents[0]))
         else:
-            tags[MLFLOW_RUN_NAME] = name or _build_name(grid)
+            tags[MLFLOW_RUN_NAME] = name or _build_sweep_name(grid)
             run_id = (
                 create_run(client, experiment_id, None, tags)
                 if project_run is None
@@ -329,7 +329,7 @@ def close_parent_run(
         store_outcome(client, run_id, Outcome(status))
 
 
-def _build_name(grid: Grid) -> str:
+def _build_sweep_name(grid: Grid) -> str:
     strategies = list(dict.fromkeys(run.config.strategy for run in grid.runs))
     methods = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
     return f"sweep {methods}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"

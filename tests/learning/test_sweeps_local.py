@@ -57,7 +57,7 @@ def gpus(started):
 
 
 def test_concurrent_trainings_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
-    monkeypatch.setattr(local, "_collect_result", lambda training: training.run)
+    monkeypatch.setattr(local, "_collect_ended_run", lambda training: training.run)
     engine = LocalEngine(3)
     for _ in range(3):
         engine.start(*TASK)

@@ -65,7 +65,7 @@ class ServedModel:
         with torch.inference_mode(), arithmetic, logits_in_float32(self._model):
             for start in range(0, len(inputs), _BATCH):
                 with autocast(self._device, model.precision):
-                    logits: Tensor = self._model(self._load_batch(inputs[start : start + _BATCH]))
+                    logits: Tensor = self._model(self._build_batch(inputs[start : start + _BATCH]))
                 logits = logits.masked_fill(is_excluded, -torch.inf)
                 chosen = logits.argmax(dim=1, keepdim=True)
                 likelihood = logits.float().softmax(dim=1).gather(1, chosen)
@@ -91,7 +91,7 @@ class ServedModel:
         allowed = classes[bucket] if classes else names
         return torch.tensor([name not in allowed for name in names], device=self._device)
 
-    def _load_batch(self, inputs: Any) -> Tensor:
+    def _build_batch(self, inputs: Any) -> Tensor:
         if self._description.width:
             return torch.from_numpy(inputs).to(self._device)
         view = build_augmentation(self._description.augment, self._description.image_size)

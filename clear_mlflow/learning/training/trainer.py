@@ -189,14 +189,14 @@ class Trainer:
             self._progress.steps_planned(num_steps)
         self.curve.begin_bucket(config.epochs * len(bounds), self.limiter.total)
         if is_other_device(samples.images.device, self._device):
-            self._warn_about_main_memory(samples, bucket_index)
+            self._warn_once_about_main_memory(samples, bucket_index)
         if self.tests is not None:
             self.tests.begin_bucket(bucket_index, epochs=config.epochs, epoch_steps=len(bounds))
         if self._optimizer is None or config.optimizer_state == "reset":
             self._optimizer = build_optimizer(self._model, config)
         create_momentum(self._optimizer)
         set_training_mode(self._model, config.freeze)
-        if [id(p) for p in self._trained] != [id(p) for p in _list_trained(self._model)]:
+        if [id(p) for p in self._trained] != [id(p) for p in _list_trained_weights(self._model)]:
             self._wrap_model()
         return self._optimizer
 
@@ -249,7 +249,7 @@ class Trainer:
                 f"bucket {self._bucket_keys[bucket_index]}; pass a lr below {config.lr}"
             )
 
-    def _warn_about_main_memory(self, samples: Samples, bucket_index: int) -> None:
+    def _warn_once_about_main_memory(self, samples: Samples, bucket_index: int) -> None:
         if not self._has_warned:
             warn(
                 f"the training images of bucket {self._bucket_keys[bucket_index]} take "
@@ -259,7 +259,7 @@ class Trainer:
         self._has_warned = True
 
     def _wrap_model(self) -> None:
-        self._trained = _list_trained(self._model)  # DDP waits for their gradients
+        self._trained = _list_trained_weights(self._model)  # DDP waits for their gradients
         self._wrapped_model = self._group.wrap_ddp(self._model)
         # For full batches, and for those of all images of a bucket, whose sizes differ.
         self._compiled_models: list[Callable[[Tensor], Tensor]] = [self._wrapped_model] * 2
@@ -323,7 +323,7 @@ def create_momentum(optimizer: torch.optim.Optimizer) -> None:
                     optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
 
-def _list_trained(model: nn.Module) -> list[nn.Parameter]:
+def _list_trained_weights(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
