@@ -139,6 +139,5 @@ def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> A
 
 
 def _compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Convert a pattern with {row}, * and ? to a regular expression."""
     parts = (_PLACEHOLDERS.get(part) or re.escape(part) for part in _PLACEHOLDER.split(pattern))
     return re.compile("".join(parts), re.ASCII)

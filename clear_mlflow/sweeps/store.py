@@ -94,7 +94,7 @@ class SweepStore:
                 return
             interrupted, note = self._find_resumable_attempt(run, attempts)
             with mlflow_errors("open a run of the sweep"):
-                run_id = self._open_run(run) if interrupted is None else interrupted.info.run_id
+                run_id = self._create_run(run) if interrupted is None else interrupted.info.run_id
                 if interrupted is not None:  # a sweep of another grid may have started it
                     self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.parent_id)
                     self.client.update_run(run_id, name=run.name)
@@ -159,8 +159,8 @@ class SweepStore:
                     if _is_done(self.client.get_run(str(run.run_id))):
                         run.state = DONE_BEFORE
 
-    def _open_run(self, run: SweepRun) -> str:
-        """Create a SCHEDULED MLflow run, which the training sets to RUNNING."""
+    def _create_run(self, run: SweepRun) -> str:
+        """Create a SCHEDULED MLflow run, and return its id."""
         tags = {
             **build_type_tags(names.KIND_TRAIN),
             MLFLOW_PARENT_RUN_ID: str(self.parent_id),

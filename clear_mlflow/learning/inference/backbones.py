@@ -144,7 +144,6 @@ def build_torchvision_transform(preset: Any) -> LibraryTransform:
 def _convert_output_to_array(
     transform: Callable[[Image.Image], Tensor],
 ) -> Callable[[Image.Image], Any]:
-    """Return a function that applies the transform, and returns an array."""
 
     def transform_to_array(image: Image.Image) -> NDArray[np.float32]:
         array: NDArray[np.float32] = transform(image).numpy()

@@ -53,7 +53,6 @@ def _build_steps_conflict(first: str, second: str) -> Conflict:
 
 
 def _build_delay_conflict(name: str) -> Conflict:
-    """Build the rule that ``label_delay`` excludes *name*."""
     return Conflict(
         "label_delay",
         lambda c: OFF not in (c.label_delay, getattr(c, name)),

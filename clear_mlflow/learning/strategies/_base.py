@@ -340,7 +340,6 @@ def _get_generator_state(generator: Any) -> Any:
 
 
 def _set_generator_state(generator: Any, state: Any) -> None:
-    """Set a generator to a state that :func:`_get_generator_state` returned."""
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, random.Random):

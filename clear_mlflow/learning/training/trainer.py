@@ -155,7 +155,7 @@ class Trainer:
                     forward: Callable[[Tensor], Tensor] = self._wrapped_model
                     if batch.total == bounds[0][1] and not is_new_shape:
                         forward = self._compiled_models[batch.total != config.batch_size]
-                    loss = self._step(batch, forward, optimizer, strategy)
+                    loss = self._take_step(batch, forward, optimizer, strategy)
                 num_images += batch.total
                 costs.images_in_steps += batch.total + sum(replayed)
                 limiter.step_done()
@@ -200,7 +200,7 @@ class Trainer:
             self._wrap_model()
         return self._optimizer
 
-    def _step(
+    def _take_step(
         self,
         batch: Batch,
         forward: Callable[[Tensor], Tensor],
