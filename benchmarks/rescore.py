@@ -118,10 +118,10 @@ def _join_arguments(word: str) -> str:
 
 def run_measurement(work: str, experiment: str, *arguments: str) -> float:
     """Build runs or score them, and return the seconds."""
-    from clear_mlflow.store.client import preflight, set_up_mlflow
+    from clear_mlflow.store.client import connect_store, set_up_mlflow
 
     set_up_mlflow()
-    client = preflight(opens_run=work == "build")
+    client = connect_store(opens_run=work == "build")
     words = [word.replace("++", "--", 1) for word in arguments]
     if work == "build":
         build_runs(client, experiment, int(words[0]))

@@ -28,7 +28,7 @@ def main() -> None:
     from rescore import machine, tracking
 
     import clear_mlflow
-    from clear_mlflow.store.client import preflight, set_up_mlflow, use_store
+    from clear_mlflow.store.client import connect_store, set_up_mlflow, use_store
     from clear_mlflow.tracking.copy_runs import FAILED, RunCopier
     from clear_mlflow.tracking.run_sources import open_sources
 
@@ -60,7 +60,7 @@ def main() -> None:
                 for sent in ("first", "again"):
                     num_requests, began, cpu = 0, time.perf_counter(), time.process_time()
                     experiment = f"synced {number}"
-                    copier = RunCopier(preflight(experiment=experiment), experiment)
+                    copier = RunCopier(connect_store(experiment=experiment), experiment)
                     sources = open_sources(str(root / "offline_runs"))[:number]
                     results = list(copier.copy_runs(sources))
                     if len(results) != number or any(r.action == FAILED for r in results):

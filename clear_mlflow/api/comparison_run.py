@@ -34,9 +34,14 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import Outcome
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.store import names
-from clear_mlflow.store.client import is_generated_name, is_missing_store, mlflow_errors, preflight
+from clear_mlflow.store.client import (
+    connect_store,
+    is_generated_name,
+    is_missing_store,
+    mlflow_errors,
+)
 from clear_mlflow.store.offline import is_bundle
-from clear_mlflow.store.search import MissingRun, get_or_create_experiment
+from clear_mlflow.store.search import MissingRun, find_or_create_experiment
 from clear_mlflow.store.ui_urls import (
     format_artifact_link,
     format_comparison_links,
@@ -73,11 +78,11 @@ def log_comparison(
     experiment_id = next(experiment_ids, None)
     try:
         if is_missing_store(client.tracking_uri):
-            client = preflight()  # only bundles were compared, and the store does not exist yet
+            client = connect_store()  # only bundles were compared, and the store does not exist yet
         run = store_comparison(
             client,
             compared,
-            experiment_id=experiment_id or get_or_create_experiment(client),
+            experiment_id=experiment_id or find_or_create_experiment(client),
             run_id=run_id,
             params={name: value for name, value in params.items() if value},
         )

@@ -58,10 +58,10 @@ from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics, s
 from clear_mlflow.scoring import ActionResult
 from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
-from clear_mlflow.store.client import preflight, set_up_mlflow
+from clear_mlflow.store.client import connect_store, set_up_mlflow
 from clear_mlflow.store.offline import NO_EXPERIMENT, is_offline_folder
-from clear_mlflow.store.rows import parse_rows, read_matrix_tag
-from clear_mlflow.store.search import get_or_create_experiment, search_runs
+from clear_mlflow.store.rows import parse_rows, unpack_matrix_tag
+from clear_mlflow.store.search import find_or_create_experiment, search_runs
 from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, RunCopier
 from clear_mlflow.tracking.run_sources import RunSource, open_sources
 
@@ -103,8 +103,8 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
     if options.metrics != AUTO:
         families = split_families(",".join(options.metrics))
     set_up_mlflow()
-    client = preflight(experiment=options.experiment, can_be_offline=False)
-    experiment_id = get_or_create_experiment(client, options.experiment)
+    client = connect_store(experiment=options.experiment, can_be_offline=False)
+    experiment_id = find_or_create_experiment(client, options.experiment)
     reference = None
     if options.same_data_as is not None:
         reference = _read_reference(options.same_data_as, options.dataset)
@@ -205,7 +205,7 @@ def copy_runs(
     :class:`clear_mlflow.tracking.copy_runs.RunCopier`.
     """
     set_up_mlflow()
-    copier = RunCopier(preflight(experiment=experiment, can_be_offline=False), experiment)
+    copier = RunCopier(connect_store(experiment=experiment, can_be_offline=False), experiment)
     for copy in copier.copy_runs(open_sources(store, runs)):
         yield _rename_action(copy)
 
@@ -351,7 +351,7 @@ def _find_imported_runs(client: MlflowClient, experiment_id: str) -> list[_Store
 
 def _read_tagged_matrix(run: Run) -> AccuracyMatrix | None:
     """Return the matrix in a run's tag, None if not readable."""
-    rows = read_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
+    rows = unpack_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
     with suppress(RecordError):  # for example in a newer format
         return assemble(parse_rows(rows)).matrix if rows else None
     return None

@@ -19,7 +19,7 @@ from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
 from clear_mlflow.report.displayed_run import DisplayedRun
 from clear_mlflow.scoring import Scores, load_scores
-from clear_mlflow.scoring.run_record import read_configuration
+from clear_mlflow.scoring.run_record import get_configuration
 from clear_mlflow.store.client import MlflowClient, is_missing_store, open_store
 from clear_mlflow.store.offline import ARCHIVE, get_bundle_path, is_bundle, is_offline_folder
 from clear_mlflow.store.rows import NO_ROWS, read_records
@@ -80,7 +80,7 @@ class Run(DisplayedRun):
         from clear_mlflow.learning.parameters.logged import list_unlogged_defaults
 
         params = self._run.data.params
-        return read_configuration({**list_unlogged_defaults(params), **params})
+        return get_configuration({**list_unlogged_defaults(params), **params})
 
     @property
     def entity(self) -> MlflowRun:

@@ -17,7 +17,7 @@ from clear_mlflow.scoring.run_log import log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
 from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors
-from clear_mlflow.store.lease import is_being_trained, is_expired
+from clear_mlflow.store.lease import detect_dead_trainer, detect_live_trainer
 from clear_mlflow.store.offline import is_bundle
 from clear_mlflow.store.rows import NO_ROWS
 from clear_mlflow.store.search import MissingRun
@@ -94,10 +94,10 @@ def _rescore_run(
                 run = client.get_run(run_id)
         except ClearError as error:
             return failed(str(error))
-    if is_being_trained(client, run):
+    if detect_live_trainer(client, run):
         return skipped("is training now; it scores itself at its end")
     must_have_rows = explicit or run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
-    is_abandoned = is_expired(client, run)
+    is_abandoned = detect_dead_trainer(client, run)
     closed = "its process is dead: run would be closed as KILLED" if is_abandoned else None
     scores, problem = None, None
     try:

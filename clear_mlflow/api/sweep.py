@@ -25,16 +25,16 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
+    connect_store,
     is_missing_store,
     log_tags,
     mlflow_errors,
     open_store,
-    preflight,
     resolve_store_uri,
     set_up_mlflow,
 )
-from clear_mlflow.store.search import get_or_create_experiment, get_project_run, select_runs
-from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
+from clear_mlflow.store.search import find_or_create_experiment, read_project_run, select_runs
+from clear_mlflow.store.ui_urls import format_comparison_links, parse_sweep_comparison
 from clear_mlflow.sweeps.grid import (
     DONE,
     DONE_BEFORE,
@@ -162,12 +162,12 @@ def run_sweep(
         )
     engine = build_engine(checked_grid, **engine_options)
     set_up_mlflow()
-    client = preflight(experiment=experiment)
+    client = connect_store(experiment=experiment)
     # MLflow may have opened a run for this process, in another experiment.
-    project_run = None if experiment else get_project_run(client, names.KIND_SWEEP)
+    project_run = None if experiment else read_project_run(client, names.KIND_SWEEP)
     store = SweepStore(
         client,
-        get_or_create_experiment(client, experiment)
+        find_or_create_experiment(client, experiment)
         if project_run is None
         else str(project_run.info.experiment_id),
     )
@@ -329,7 +329,7 @@ def plan_sweep(
     if not is_missing_store(client.tracking_uri) and (
         not name or client.get_experiment_by_name(name) is not None
     ):
-        SweepStore(client, get_or_create_experiment(client)).read_states(checked_grid)
+        SweepStore(client, find_or_create_experiment(client)).read_states(checked_grid)
     if not checked_grid.num_waiting:
         return checked_grid, ""
     with engine:
@@ -431,7 +431,7 @@ def _is_compared(store: SweepStore, run: SweepRun) -> bool:
 def _find_comparison(store: SweepStore, digest: str) -> Run | None:
     with mlflow_errors(f"read run {store.parent_id}"):
         tags = store.client.get_run(str(store.parent_id)).data.tags
-    reference = read_sweep_comparison(tags)
+    reference = parse_sweep_comparison(tags)
     if reference.get("of") != digest:
         return None
     (run,) = select_runs(store.client, run_ids=[str(reference.get("run_id"))])

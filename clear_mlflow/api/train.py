@@ -167,13 +167,13 @@ def _train_and_load(
 
     with require_package("torch", "training"):
         from clear_mlflow.learning.session import download_missing, prepare_training, resolve_config
-    from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
+    from clear_mlflow.store.client import connect_store, limit_retries, mlflow_errors
     from clear_mlflow.tracking.tracked_training import train_in_process
 
     config = resolve_config(config)
     set_offline(offline)
     limit_retries()
-    client = preflight()  # before the data, which may take minutes to read
+    client = connect_store()  # before the data, which may take minutes to read
     progress = NotebookProgress(config.protocol) if is_notebook() else build_progress(sys.stderr)
     with progress:
         download_missing(config, progress)

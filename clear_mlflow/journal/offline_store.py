@@ -58,8 +58,8 @@ from clear_mlflow.core.untrusted import format_size
 from clear_mlflow.journal.reading import (
     ALL_ENTRIES,
     Content,
-    get_state,
     pack_input,
+    read_file_state,
     read_points,
     read_run,
 )
@@ -75,7 +75,7 @@ from clear_mlflow.journal.run_folder import (
     TAGS_JSON,
     RunState,
     StoredInfo,
-    get_next_number,
+    find_next_number,
     limit_value,
     list_json_entries,
     read_header,
@@ -99,20 +99,20 @@ class _StoredExperiment(msgspec.Struct, kw_only=True):
 
 
 def list_offline_runs(root: Path) -> list[Path]:
-    """Return the run folders in an offline folder, sorted by their ids."""
+    """List the run folders in an offline folder, sorted by their ids."""
     headers = sorted(root.glob(f"*/{HEADER_JSON}"))
     return [header.parent for header in headers if _RUN_ID.fullmatch(header.parent.name)]
 
 
 def list_headless_runs(root: Path) -> list[Path]:
-    """Return the folders in an offline folder with rows, but without run.json."""
+    """List folders in an offline folder with rows but without run.json."""
     rows = root.glob(f"*/{ARTIFACTS}/{ROWS_FOLDER}")
     folders = sorted(folder.parents[len(Path(ROWS_FOLDER).parts)] for folder in rows)
     return [folder for folder in folders if not (folder / HEADER_JSON).is_file()]
 
 
 def read_offline_run(folder: Path) -> Run:
-    """Return the run in a folder of an offline folder.
+    """Read the run in a folder of an offline folder.
 
     Raises RecordError or TrackingError if it is damaged.
     """
@@ -200,7 +200,7 @@ class _Experiments(AbstractStore):
 
     @contextmanager
     def _lock_file(self, file: Path) -> Iterator[None]:
-        """Keep other threads and processes from writing during the block."""
+        """Wait for a lock that excludes other writers during the block."""
         with self._lock, file.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
@@ -370,7 +370,7 @@ class OfflineStore(_Experiments):
 
     @contextmanager
     def _open(self, run_id: str, *, must_be_active: bool = False) -> Iterator[tuple[Path, Content]]:
-        """Yield a run's folder and content, which no other process changes."""
+        """Lock a run's folder during the block, and yield its content."""
         folder = self._get_folder(run_id)
         with self._lock_file(folder / HEADER_JSON):
             content = Content(folder, ALL_ENTRIES)
@@ -388,7 +388,7 @@ class OfflineStore(_Experiments):
 
 
 def _append(folder: Path, name: str, content: object) -> Path:
-    file = folder / f"{get_next_number(folder) if folder.exists() else 1:08d}-{name}"
+    file = folder / f"{find_next_number(folder) if folder.exists() else 1:08d}-{name}"
     text = json.dumps(msgspec.to_builtins(content), ensure_ascii=False)
     try:
         encoded = text.encode()
@@ -407,7 +407,7 @@ def _append(folder: Path, name: str, content: object) -> Path:
 
 
 def _replace(folder: Path, name: str, content: object) -> None:
-    """Write the entry of this name, which then is the only one."""
+    """Write an entry, and delete earlier ones of this name."""
     outdated = [entry for entry in list_json_entries(folder) if entry.name == name]
     _append(folder, name, content)
     for entry in outdated:
@@ -415,7 +415,7 @@ def _replace(folder: Path, name: str, content: object) -> None:
 
 
 def _append_points(folder: Path, stored: Sequence[Metric], points: Sequence[Metric]) -> None:
-    """Add new values to the last entry of metrics, or another."""
+    """Write new values to the last entry of metrics, or another."""
     identities = {repr(_list_fields(point)) for point in stored} if points else set()
     new = {repr(_list_fields(point)): _list_fields(point) for point in points}
     new_points = [fields for identity, fields in new.items() if identity not in identities]
@@ -431,7 +431,7 @@ def _append_points(folder: Path, stored: Sequence[Metric], points: Sequence[Metr
 
 
 def _list_fields(point: Metric) -> list[Any]:
-    """Return the fields of a value. Raises MlflowException if no database could store them."""
+    """Return the fields of a value, or raise MlflowException for huge integers."""
     timestamp, step = int(point.timestamp), int(point.step)
     if max(timestamp, abs(step)) > _MAX_INTEGER:
         raise MlflowException(
@@ -443,7 +443,7 @@ def _list_fields(point: Metric) -> list[Any]:
 
 
 def _read_experiment_id(folder: Path) -> str:
-    return _read_header_once(folder, *get_state(folder / HEADER_JSON))
+    return _read_header_once(folder, *read_file_state(folder / HEADER_JSON))
 
 
 @lru_cache(maxsize=4096)

@@ -67,12 +67,12 @@ class Content:
 
 
 def _read_entries(folder: Path) -> list[tuple[str, Any]]:
-    """Return name and content of each JSON entry at one moment."""
+    """Read name and content of each JSON entry at one moment."""
     for _ in range(_MAX_TRIES):
         entries = list_json_entries(folder)
         contents, error = [], None
         try:
-            contents = [(e.name, _read_entry(e, *get_state(e.file))) for e in entries]
+            contents = [(e.name, _read_entry(e, *read_file_state(e.file))) for e in entries]
         except (OSError, TrackingError) as raised:
             error = raised
         # A process that replaces an entry writes the new one, then removes the old one.
@@ -86,7 +86,7 @@ def _read_entries(folder: Path) -> list[tuple[str, Any]]:
 def read_run(
     folder: Path, run_id: str, experiment_id: str, *, required: Set[str] = _METADATA_ENTRIES
 ) -> Run:
-    """Return the run in a folder, with the folder's artifacts.
+    """Read the run in a folder, with the folder's artifacts.
 
     Raises RecordError or TrackingError if the folder is damaged. required: see :class:`Content`.
     """
@@ -117,24 +117,24 @@ def read_run(
 
 
 def get_run_folder(run: Run) -> Path | None:
-    """Return the folder that a run was read from, if any."""
+    """Return the folder that a run was read from, or None."""
     folder: Path | None = getattr(run, "folder", None)
     return folder
 
 
 def read_points(folder: Path) -> list[Metric]:
-    """Return all values of all metrics in the order of logging."""
+    """Read all values of all metrics in the order of logging."""
     return Content(folder).points
 
 
 def pack_input(dataset_input: DatasetInput) -> StoredInput:
-    """Return MLflow's dataset input as a run folder contains it."""
+    """Convert MLflow's dataset input to the form in a run folder."""
     dataset, tags = dataset_input.dataset, dataset_input.tags
     return StoredInput(**dict(dataset), tags={tag.key: tag.value for tag in tags})
 
 
 def unpack_input(stored: StoredInput) -> DatasetInput:
-    """Return MLflow's dataset input for the one that a run folder contains."""
+    """Convert a dataset in a run folder to MLflow's dataset input."""
     fields = msgspec.structs.asdict(stored)
     tags = fields.pop("tags")
     return DatasetInput(Dataset(**fields), [InputTag(*tag) for tag in tags.items()])
@@ -145,7 +145,7 @@ def _rank(point: Metric) -> tuple[int, int, float]:
     return point.step, point.timestamp, point.value
 
 
-def get_state(file: Path) -> tuple[int, int, int]:
+def read_file_state(file: Path) -> tuple[int, int, int]:
     """Return numbers that differ after a file was replaced or changed."""
     status = file.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
@@ -153,5 +153,5 @@ def get_state(file: Path) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=4096)
 def _read_entry(entry: Entry, inode: int, time: int, size: int) -> Any:
-    """Return an entry's content, from memory while the file is unchanged."""
+    """Read an entry's content, from memory while the file is unchanged."""
     return entry.read_metrics() if entry.name == METRICS_JSON else entry.read()

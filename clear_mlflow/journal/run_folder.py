@@ -136,7 +136,7 @@ class Entry:
         return self.file.parents[depth]
 
     def read(self) -> Any:
-        """Return the bytes of an artifact, or what its JSON stands for.
+        """Read the bytes of an artifact, or parse JSON.
 
         Raises TrackingError if JSON is damaged.
         """
@@ -145,7 +145,7 @@ class Entry:
         return read_json(self.file, _CONTENT_TYPES[self.name])
 
     def read_tags(self) -> dict[str, str]:
-        """Return the tags in this tags.json, which the run is to get.
+        """Read the tags in this tags.json, or raise TrackingError.
 
         Raises TrackingError if the file is damaged or sets a tag that is not in _VALID_TAGS.
         """
@@ -157,7 +157,7 @@ class Entry:
         return tags
 
     def read_metrics(self) -> list[Metric]:
-        """Return the values in this metrics.json. Raises TrackingError if damaged."""
+        """Read the values in this metrics.json, or raise TrackingError."""
         return [Metric(*point) for point in self.read()]
 
     @property
@@ -189,7 +189,7 @@ class RunFolder:
         self.folder = folder
         self._is_durable = is_durable
         self._lock: int | None = _lock_folder(folder)  # None once it is closed
-        self._next_number = get_next_number(folder)
+        self._next_number = find_next_number(folder)
 
     @classmethod
     def create(cls, folder: Path, run_id: str | None, tracking_uri: str | None) -> RunFolder:
@@ -225,7 +225,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, folder: Path) -> RunFolder:
-        """Lock and return the folder that an earlier process left.
+        """Lock an earlier process's folder, or raise FolderLockedError.
 
         Raises FolderLockedError if a living process has it locked, and TrackingError if it cannot
         be opened, for example because it is missing.
@@ -286,7 +286,7 @@ class RunFolder:
         return entries
 
     def list_entries(self) -> list[Entry]:
-        """Return the files to upload: rows, other artifacts, tags and metrics."""
+        """List the files to upload: rows, other artifacts, tags and metrics."""
         artifacts = sorted(
             list_artifacts(self.folder),
             key=lambda entry: (not entry.name.startswith(f"{ROWS_FOLDER}/"), entry.name),
@@ -295,7 +295,7 @@ class RunFolder:
         return artifacts + [e for e in entries if e.name in (TAGS_JSON, METRICS_JSON)]
 
     def read_outcome(self) -> Outcome | None:
-        """Return the run's final status and error, None if not written.
+        """Read the run's final status and error, None if not written.
 
         An error of more than 4,000 characters is truncated. Raises TrackingError if the file is
         damaged.
@@ -308,7 +308,7 @@ class RunFolder:
         return replace(outcome, error=outcome.error and truncate(outcome.error, 4000))
 
     def close(self, *, remove: bool = False) -> None:
-        """Unlock the folder.
+        """Unlock the folder, and with *remove* delete it if it is empty.
 
         remove: first delete its run.json and final status, and the folder if it is empty then. Set
         it only if all other files are uploaded and deleted. Errors of deleting are ignored.
@@ -333,7 +333,7 @@ class RunFolder:
 
 
 def list_json_entries(folder: Path) -> list[Entry]:
-    """Return a run folder's numbered files in order, without links."""
+    """List a run folder's numbered files in order, without links."""
     return [
         Entry(path)
         for path in sorted(folder.iterdir())
@@ -342,8 +342,8 @@ def list_json_entries(folder: Path) -> list[Entry]:
     ]
 
 
-def get_next_number(folder: Path) -> int:
-    """Return the number of a run folder's next JSON file."""
+def find_next_number(folder: Path) -> int:
+    """List a run folder's JSON files, and return the next number."""
     return 1 + max((int(entry.file.name[:8]) for entry in list_json_entries(folder)), default=0)
 
 
@@ -375,8 +375,8 @@ def is_safe_path(path: str) -> bool:
     return bool(_FILE_PATH.fullmatch(path)) and not {".", ".."} & {*path.split("/")}
 
 
-def default_root() -> Path:
-    """Return the user's folder of run folders. Raises DataError without cache."""
+def get_unsent_root() -> Path:
+    """Return the user's folder of run folders, or raise DataError."""
     return default_cache_dir() / "unsent"
 
 
@@ -387,12 +387,12 @@ def list_candidate_folders(run_id: str) -> list[Path]:
     """
     folders = [Path("unsent_rows", run_id).absolute()]
     with suppress(DataError):  # no cache folder
-        folders.insert(0, default_root() / run_id)
+        folders.insert(0, get_unsent_root() / run_id)
     return folders
 
 
 def find_run_folders(run_id: str | None = None) -> list[Path]:
-    """Return the folders that have a run.json, of all runs or one.
+    """List the folders that have a run.json, of all runs or one.
 
     They are in the user's cache and in the working folder.
 
@@ -406,7 +406,7 @@ def find_run_folders(run_id: str | None = None) -> list[Path]:
 
 
 def list_run_folders(parent: Path) -> list[Path]:
-    """Return the folders in *parent* that have a run.json, sorted.
+    """List the folders in *parent* that have a run.json, sorted.
 
     Raises OSError if *parent* cannot be read, for example because it is missing.
     """
@@ -414,7 +414,7 @@ def list_run_folders(parent: Path) -> list[Path]:
 
 
 def limit_value(value: float) -> float:
-    """Return a metric's value as MLflow's databases store it.
+    """Replace infinity by the largest float, as MLflow's databases do.
 
     Infinity, which JSON lacks, is the largest float. NaN is kept.
     """
@@ -423,7 +423,7 @@ def limit_value(value: float) -> float:
 
 
 def read_header(folder: Path, content_type: Any = RunHeader) -> Any:
-    """Return the content of a folder's run.json.
+    """Read a folder's run.json, or raise TrackingError.
 
     Raises TrackingError if the file is damaged or has an unknown format.
     """
@@ -437,7 +437,7 @@ def read_header(folder: Path, content_type: Any = RunHeader) -> Any:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Lock a folder until the returned file descriptor is closed."""
+    """Lock a folder until a returned descriptor closes, or raise FolderLockedError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(folder / _LOCK, flags, 0o600)
     try:
@@ -451,7 +451,7 @@ def _lock_folder(folder: Path) -> int:
 
 
 def read_json(file: Path, expected_type: Any) -> Any:
-    """Return the JSON content of a file, in which NaN is allowed."""
+    """Read a JSON file, in which NaN is allowed, or raise TrackingError."""
     try:
         if not stat.S_ISREG(file.lstat().st_mode):  # opening a pipe would never return
             raise RecordError("it is not a regular file")

@@ -89,7 +89,7 @@ class Uploader:
         self._thread.start()
 
     def enqueue(self, *items: Entry | Callable[[], None]) -> None:
-        """Let the thread upload files or call functions. Returns at once.
+        """Let the thread upload files or call functions, without waiting.
 
         A function must handle its own errors: one that raises TrackingError is called again.
         """
@@ -98,7 +98,7 @@ class Uploader:
             self._changed.notify_all()
 
     def wait_until_stored(self, seconds: float = _WAIT_SECONDS) -> None:
-        """Wait until all is uploaded, at most *seconds*.
+        """Wait until all is uploaded or uploads fail, at most *seconds*.
 
         Returns at once while uploads fail. After the time limit, it prints a warning, and later
         calls return at once until an upload has succeeded. Raises LeaseLostError if another process
@@ -148,7 +148,7 @@ class Uploader:
             return [item for item in (*self._queue, *self._refused) if isinstance(item, Entry)]
 
     def build_unsent_error(self) -> UnsentError | None:
-        """Return an error that names the files not uploaded, if any."""
+        """Return an error that names the files not uploaded, or None."""
         unsent = self.list_unsent()
         if not unsent:
             return None
@@ -161,14 +161,14 @@ class Uploader:
         )
 
     def upload(self, entry: Entry) -> None:
-        """Upload one file in the calling thread, once, and keep it.
+        """Upload a file in the calling thread, without deleting it.
 
-        The local file is kept. A row that is stored with the same numbers is left as it is. Raises
+        A row that is stored with the same numbers is left as it is. Raises
         LeaseLostError if another process has taken over the run, RowConflictError if the row is
         stored with other numbers, and TrackingError if the store does not take the file.
         """
         run_id, name = self._run_id, entry.name
-        run = self.lease.check_recently()
+        run = self.lease.read_recent_run()
         if entry.is_replaced:  # its later content is uploaded in its own turn
             return
         with mlflow_errors(f"store {name} of run {run_id}"):
@@ -183,9 +183,9 @@ class Uploader:
                 log_tags(self._client, run_id, entry.read_tags())
 
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
-        """Upload what an earlier process left, and yield each stored file.
+        """Upload and delete a folder's files, and yield each one.
 
-        The file is deleted before. Acquires the run's lease, and releases it only if this fails.
+        Acquires the run's lease, and releases it only if this fails.
         Leaves out the file with the run's final status. Deletes and yields, without uploading them,
         metrics that scoring computes, and curve values and tests within buckets that the run has
         already. A file that the store rejects is kept, and the error is raised at the end.
@@ -231,7 +231,7 @@ class Uploader:
             raise
 
     def _upload_unless_outdated(self, entry: Entry) -> None:
-        """Upload a file unless another process stored it with the batches of more rows."""
+        """Upload a file unless the store has one of more rows."""
         folder, _, name = (entry.artifact or "").rpartition("/")
         if name == PREQUENTIAL_FILE:
             run = self._client.get_run(self._run_id)
@@ -251,7 +251,7 @@ class Uploader:
             if point.key in names.CURVE and (point.key, point.step) not in stored_steps
         ]
         if points:
-            self.lease.check()
+            self.lease.read_run()
             with mlflow_errors(f"store metrics of run {self._run_id}"):
                 self._client.log_batch(self._run_id, metrics=points)
 
@@ -301,7 +301,7 @@ class Uploader:
                 self._changed.notify_all()
 
     def _wait_to_retry(self, seconds: float) -> None:
-        """Wait between two tries, unless stopped. The caller has locked ``_changed``."""
+        """Wait between two tries, unless stopped, with ``_changed`` locked."""
         was_finishing = self._is_finishing
         self._changed.wait_for(
             lambda: self._is_stopped or self._is_finishing != was_finishing, seconds
@@ -319,13 +319,12 @@ class Uploader:
         self._changed.notify_all()
 
 
-def upload_left_folders(client: MlflowClient, run: Run) -> None:
-    """Upload what earlier processes on this machine left of a run.
+def upload_remaining_folders(client: MlflowClient, run: Run) -> None:
+    """Upload and delete what earlier processes here left of a run.
 
-    Deletes their folders. Does nothing without such folders. Does not set the final status of the
-    run. Releases the run's lease afterwards, since another process may continue the run. Raises
-    FolderLockedError if one of these processes is still alive, and the errors of
-    :meth:`Uploader.upload_folder`.
+    Deletes their folders, too. Does not set the final status of the run. Releases the run's lease
+    afterwards, since another process may continue the run. Raises FolderLockedError if one of these
+    processes is still alive, and the errors of :meth:`Uploader.upload_folder`.
     """
     run_id = run.info.run_id
     for path in find_run_folders(run_id):
@@ -346,7 +345,7 @@ def upload_left_folders(client: MlflowClient, run: Run) -> None:
 def store_outcome(
     client: MlflowClient, run_id: str, outcome: Outcome, *, needs_lease: bool = False
 ) -> Run:
-    """Set a run's final status and error in the store.
+    """Store a run's final status and error, and unmark its process.
 
     If the training diverged, sets a tag for it. Deletes the tag of the process that trained the
     run, and an outdated error of a run that is FINISHED now. A status of None leaves the status as
@@ -379,7 +378,7 @@ def store_outcome(
 
 
 def read_curve_steps(client: MlflowClient, run: Run) -> set[tuple[str, int]]:
-    """Return name and step of each stored point of training curves."""
+    """Read name and step of each stored point of training curves."""
     run_id = run.info.run_id
     steps: set[tuple[str, int]] = set()
     for name in run.data.metrics.keys() & names.CURVE:
@@ -406,11 +405,10 @@ def is_permanent_error(error: ClearError) -> bool:
 
 
 def read_exit_wait() -> float:
-    """Return for how many seconds a training waits for its store.
+    """Read CLEAR_MLFLOW_EXIT_WAIT, seconds that a training waits for its store.
 
-    That is at its end, for a store that does not respond. From the environment variable
-    CLEAR_MLFLOW_EXIT_WAIT, by default 60. Raises TrackingError if it is not a number from 0 to
-    86,400.
+    A training waits at its end for a store that does not respond, by default 60 seconds. Raises
+    TrackingError if the variable is not a number from 0 to 86,400.
     """
     value = os.environ.get(EXIT_WAIT_VARIABLE, "")
     try:

@@ -116,7 +116,7 @@ def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
 
 
 def _queue_commands(connection: Connection) -> Commands:
-    """Start a thread that reads commands into the returned queue.
+    """Queue commands in a thread, which ends this process without its supervisor.
 
     When the supervisor is gone, the thread sends SIGTERM here, and ends this process 10 s later.
     """
@@ -158,7 +158,7 @@ def send(connection: Connection, message_type: MessageType, content: Any = None)
 
 
 def receive(connection: Connection) -> tuple[MessageType, Any]:
-    """Wait for the next message of :func:`send`.
+    """Wait for the next message of :func:`send`, or raise EOFError.
 
     Raises EOFError or OSError if the other process has ended, also in the middle of a message.
     """

@@ -38,7 +38,7 @@ class StoppingSignals:
             signal.signal(signum, handler)
 
     def hand_to(self, stop: Callable[[], None]) -> None:
-        """Call *stop* once, at the first signal, or now after one.
+        """Call *stop* once: at the first signal, or now after one.
 
         Replaces what an earlier call passed.
         """
@@ -71,7 +71,7 @@ class StoppingSignals:
 
 @contextmanager
 def interrupt_on_signal() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP in the block.
+    """Raise KeyboardInterrupt at the block's first SIGINT, SIGTERM or SIGHUP.
 
     Yields the list of the signals received so far. ``mlflow run`` sends a Ctrl-C twice, so repeats
     are ignored. Handles no signal in another thread than the main one.

@@ -23,7 +23,7 @@ class _Output(io.FileIO):
         self._drops_failures = drops_failures
 
     def write(self, data: Any) -> int:
-        """Write bytes, with an OutputError only for the first failure."""
+        """Write bytes, dropping failures except perhaps the first."""
         try:
             written = super().write(data)
         except OSError as error:

@@ -102,14 +102,14 @@ class TrainingProcess:
         return self._dataset
 
     def resume_from(self, state_file: Path) -> None:
-        """Let :meth:`rows` start with the row of a training state.
+        """Remember a training state with whose row :meth:`rows` starts.
 
         The file must not be deleted.
         """
         self._state_file = state_file
 
     def for_member(self, config: TrainConfig) -> TrainingProcess:
-        """Return this process as the training of the next member."""
+        """Return a copy of this object for the next seed's training."""
         member = copy.copy(self)
         member._config = config
         return member
@@ -131,10 +131,7 @@ class TrainingProcess:
                 self._send("continue")
 
     def stop(self) -> None:
-        """Send SIGTERM to the child, and SIGKILL 10 seconds later.
-
-        Returns at once.
-        """
+        """Send SIGTERM to the child now, and SIGKILL in 10 seconds."""
         self._process.terminate()
         timer = threading.Timer(_GRACE_SECONDS, self._process.kill)
         timer.daemon = True
@@ -153,15 +150,14 @@ class TrainingProcess:
                 pass
             message_type, content = receive(self._messages)
         except (EOFError, OSError):
-            raise self._build_death_error() from None
+            raise self._wait_for_death_error() from None
         if message_type == "error":
             raise content
         if message_type not in expected:
             raise RuntimeError(f"the training process sent {message_type}, expected {expected}")
         return message_type, content
 
-    def _build_death_error(self) -> PeerLostError | TrainingDied:
-        """Wait for the child's end, and return the error for it."""
+    def _wait_for_death_error(self) -> PeerLostError | TrainingDied:
         code = self._process.wait()
         on_gpus = self._config is not None and self._config.device == "cuda"
         if code == -signal.SIGABRT and on_gpus and read_dist_env().size > 1:
@@ -174,7 +170,7 @@ class TrainingProcess:
 
 
 def build_child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Add our defaults for variables that *environment* lacks.
+    """Return a copy of *environment* with our defaults for missing variables.
 
     They make the C library keep freed memory, and waiting OpenMP threads release their cores
     sooner, unless *environment* sets how these threads wait.
@@ -199,7 +195,7 @@ class ForkedProcess:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for the end and return the exit code, or raise TimeoutExpired."""
         self._process.join(timeout)
         code = self._process.exitcode
         if code is None:

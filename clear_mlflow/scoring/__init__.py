@@ -19,9 +19,9 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.scoring.run_record import (
     StoredRun,
+    parse_logged_versions,
     read_predictions_and_tests,
     read_record,
-    read_versions,
 )
 from clear_mlflow.store.client import mlflow_errors
 
@@ -108,7 +108,7 @@ class ActionResult:
 
 
 def load_scores(client: MlflowClient, run: Run) -> Scores:
-    """Compute the metrics of a run with their histories. Writes nothing.
+    """Read a run's measurements, and compute its metrics with their histories.
 
     A metric that cannot be computed here, such as a custom one, has its logged values, if any.
     """
@@ -146,6 +146,8 @@ def evaluate(stored: StoredRun) -> MetricResults:
     for metric in PREDICTION_METRICS:
         if metric.name in results and results[metric.name].value is None:
             del results[metric.name]
-    for name in sorted(read_versions(stored.run.data.tags).keys() & logged.keys() - results.keys()):
+    for name in sorted(
+        parse_logged_versions(stored.run.data.tags).keys() & logged.keys() - results.keys()
+    ):
         results[name] = build_logged_result(name, logged[name], record.matrix.score)
     return sort_results(results)

@@ -42,12 +42,12 @@ from clear_mlflow.scoring import Changes, Scores, evaluate
 from clear_mlflow.scoring.run_record import (
     StoredRun,
     build_families_tag,
-    read_configuration,
+    get_configuration,
+    parse_logged_versions,
     read_predictions_and_tests,
     read_prequential,
     read_record,
     read_test_matrix,
-    read_versions,
     split_score_hash,
     to_milliseconds,
 )
@@ -58,7 +58,7 @@ from clear_mlflow.store.rows import (
     build_missing_rows_error,
     hash_rows,
     pack_matrix_tag,
-    read_matrix_tag,
+    unpack_matrix_tag,
 )
 from clear_mlflow.store.sqlite import lock_store_writes
 from clear_mlflow.store.ui_urls import format_artifact_link
@@ -99,7 +99,7 @@ def score(client: MlflowClient, run_id: str) -> Scores:
 def read_scores(
     client: MlflowClient, run: Run, metrics: Sequence[Metric] = (), *, reread: bool = True
 ) -> Scores:
-    """Compute a run's metrics, and find what to log. Writes nothing.
+    """Read a run, compute its metrics, and find what to log.
 
     metrics: metrics to compute in addition to the run's metric families. reread: True to read all
     files of the run, and to look for deleted files and metric values; False to trust the tags about
@@ -133,7 +133,7 @@ def read_measurements(
 
 
 def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
-    """Return the defined metrics of tests within buckets by name.
+    """Read metrics of tests within buckets, or compute those not logged.
 
     The values are the logged ones if all tests are scored, or else computed. Raises RecordError if
     a test is damaged.
@@ -145,7 +145,7 @@ def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str
 
 
 def read_prequential_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
-    """Compute metrics of predictions before training: name to defined value."""
+    """Compute metrics of downloaded predictions before training, {} without any."""
     stored = read_prequential(client, run, record)
     return {} if stored is None else compute_values(stored, PREQUENTIAL_METRICS)[0]
 
@@ -158,7 +158,7 @@ def find_changes(
     reread: bool = True,
     read_history: Callable[[str], Sequence[MlflowMetric]] | None = None,
 ) -> Changes:
-    """Return the changes that bring the store up to date.
+    """Compare results with the store, and return what it lacks.
 
     Compares hashes in tags and the last value of each metric; if rows have changed, the complete
     history of each metric. Writes nothing. Without rows, only the tag with the state of the rows
@@ -185,7 +185,7 @@ def find_changes(
         **build_families_tag(stored.families, tags),
     }
     matrix_tag = tags.get(names.MATRIX_TAG)
-    if read_matrix_tag(stored.run_id, matrix_tag) != stored.files:
+    if unpack_matrix_tag(stored.run_id, matrix_tag) != stored.files:
         packed = pack_matrix_tag(stored.run_id, stored.files)
         matrix_tag = packed or (None if matrix_tag is None else _NO_TAG)
     if matrix_tag is not None:
@@ -223,7 +223,7 @@ def log_results(
     params: Mapping[str, str] = MappingProxyType({}),
     tags: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the changes of *scores* to the tracking store, the tags last.
+    """Write the changes of *scores* to the store, the tags last.
 
     Does nothing if there are none. If this is interrupted, the old tags make the next scoring write
     the changes again. points, params, tags: to be logged with them, in the same requests.
@@ -264,7 +264,7 @@ def _log_final_image(client: MlflowClient, run_id: str, content: bytes) -> None:
 
 
 def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
-    """Build a run's HTML report. Raises RecordError without rows."""
+    """Build a run's HTML report, or raise RecordError without rows."""
     record = stored.record
     if record is None:
         raise RecordError(f"run {stored.run_id} contains no rows of an accuracy matrix")
@@ -274,7 +274,7 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
         explanation = f"Its predictions were left out: {problems.pop('predictions')}."
     elif stored.predictions is None and record.matrix.score.is_accuracy:
         explanation = "Accuracy per class needs the predictions, and the run kept none."
-    fields = _read_metadata(stored, record)
+    fields = _build_metadata(stored, record)
     notes = [*fields.pop("warnings")]
     notes += [f"Its {name} were left out: {reason}." for name, reason in problems.items()]
     return RunReport(
@@ -291,7 +291,7 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
 
 
 def build_bucket_series_names(buckets: Sequence[str], score_name: str = "accuracy") -> list[str]:
-    """Return a unique MLflow metric name for each bucket, such as ``test_accuracy/bucket_03``.
+    """Build a unique metric name per bucket, such as ``test_accuracy/bucket_03``.
 
     Numbers are padded with zeros to the same width. Characters that are not letters, digits or
     ``_.-`` become ``_``. A name that exists already gets a suffix.
@@ -310,7 +310,7 @@ def build_bucket_series_names(buckets: Sequence[str], score_name: str = "accurac
 def build_row_points(
     masked_matrix: AccuracyMatrix, row: int, values: Mapping[str, float], time: int
 ) -> list[MlflowMetric]:
-    """Return a row's points: metrics, then the score on each bucket.
+    """Build a row's points: metrics, then the score on each bucket.
 
     masked_matrix: NaN where the protocol excludes a value; such values are left out. Of more than
     100 buckets, 100 evenly spaced ones are included. row: its number, which is the step of the
@@ -325,7 +325,7 @@ def build_row_points(
 
 
 def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
-    """Return the values to log: metrics and scores after every row.
+    """Build the values to log: metrics and scores after every row.
 
     Step and timestamp are the row's number and time; step 0 is before training. Undefined values
     and metrics that have only a logged value are left out. A run without rows has none.
@@ -334,7 +334,7 @@ def build_metric_values(stored: StoredRun, results: MetricResults) -> list[Mlflo
         return []
     matrix = stored.record.masked_matrix
     computed = {name: r.series for name, r in results.items() if r.version is not None}
-    times, points = read_times(stored.rows, matrix.num_rows), []
+    times, points = compute_times(stored.rows, matrix.num_rows), []
     for row in range(matrix.num_rows + 1):
         values = {name: steps[row] for name, steps in computed.items() if row in steps}
         points += build_row_points(matrix, row, values, times[row])
@@ -352,7 +352,7 @@ def _find_missing_values(
 
     A value that replaces another number has a later timestamp, since MLflow shows the latest.
     """
-    logged, logged_versions = stored.run.data.metrics, read_versions(stored.run.data.tags)
+    logged, logged_versions = stored.run.data.metrics, parse_logged_versions(stored.run.data.tags)
     values_by_name: dict[str, list[MlflowMetric]] = {}
     for value in build_metric_values(stored, results):
         values_by_name.setdefault(value.key, []).append(value)
@@ -400,7 +400,7 @@ def compute_score_hash(stored: StoredRun, record: Record, versions: Mapping[str,
     versions: metric name to :attr:`Metric.version`.
     """
     rows_hash = hash_rows(stored.run_id, stored.files)
-    other_inputs = _hash([PAGE_VERSION, stored.run_name, versions, _read_metadata(stored, record)])
+    other_inputs = _hash([PAGE_VERSION, stored.run_name, versions, _build_metadata(stored, record)])
     predictions_hash, tests_hash, prequential_hash = split_score_hash(stored.run.data.tags)[2:]
     if stored.predictions is not None:
         predictions_hash = _hash_predictions(stored.predictions)
@@ -430,11 +430,11 @@ def _get_versions(stored: StoredRun, failed: Collection[str] = ()) -> dict[str, 
     failed: names of metrics that have only their logged version.
     """
     versions = {m.name: m.version for m in stored.metrics if m.name not in failed}
-    return read_versions(stored.run.data.tags) | versions
+    return parse_logged_versions(stored.run.data.tags) | versions
 
 
 def _hash(content: object) -> str:
-    """Return 32 hexadecimal digits of the SHA-256 hash of *content* as JSON."""
+    """Hash *content* as JSON to 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -449,15 +449,15 @@ def _hash_tests(record: Record) -> str:
 
 
 def _hash_predictions(predictions: Predictions) -> str:
-    """Return ``HASH-N`` of the predictions of N rows."""
+    """Hash predictions as ``HASH-N``, where N counts their rows."""
     hasher = hashlib.sha256(predictions.images.digest.encode())
     for row, row_predictions in sorted(predictions.rows.items()):
         hasher.update(f"\0{row}\0".encode() + row_predictions.to_bytes())
     return f"{hasher.hexdigest()[:16]}-{len(predictions.rows)}"
 
 
-def read_times(rows: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
-    """Return milliseconds since the epoch by step, repeated where rows are missing."""
+def compute_times(rows: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
+    """Compute each step's milliseconds since 1970, repeated where rows are missing."""
     times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in rows.values()}
     times: dict[int, int] = {}
     time = min(times_by_row.values())
@@ -466,11 +466,11 @@ def read_times(rows: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
     return times
 
 
-def _read_metadata(stored: StoredRun, record: Record) -> dict[str, Any]:
-    """Read the fields of a run's report, empty if missing or unknown."""
-    run, times = stored.run, read_times(stored.rows, record.matrix.num_rows).values()
+def _build_metadata(stored: StoredRun, record: Record) -> dict[str, Any]:
+    """Build the fields of a report, empty if missing or unknown."""
+    run, times = stored.run, compute_times(stored.rows, record.matrix.num_rows).values()
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
-    configuration = read_configuration(params)
+    configuration = get_configuration(params)
     requested = params | {
         n.removeprefix("asked/"): v for n, v in params.items() if n.startswith("asked/")
     }
@@ -518,7 +518,7 @@ def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
 def _build_description_tags(
     stored: StoredRun, record: Record, results: MetricResults
 ) -> dict[str, str]:
-    """Return the tags of a new description, unless a person edited it."""
+    """Build a new description's tags, {} if a person edited it."""
     tags = stored.run.data.tags
     current = tags.get(names.MLFLOW_NOTE)
     if current and _hash_description(current) != tags.get(names.NOTE_TAG):
@@ -535,5 +535,4 @@ def _build_description_tags(
 
 
 def _hash_description(note: str) -> str:
-    """Return a hash that shows whether a person edited the description."""
     return hashlib.sha256(note.encode()).hexdigest()[:32]

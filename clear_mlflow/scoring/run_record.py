@@ -85,7 +85,7 @@ class StoredRun:
 
     @property
     def rows_state(self) -> str:
-        """``complete`` if all rows are stored, ``partial`` if some are, else ``none``."""
+        """Whether rows are stored: ``complete``, ``partial`` or ``none``."""
         if self.record is None:
             return "none"
         return "complete" if self.record.is_complete else "partial"
@@ -104,7 +104,7 @@ def read_record(
     *,
     read_files: bool | None = True,
 ) -> StoredRun:
-    """Read a run's rows. A run without any has only ``run``.
+    """Read a run's rows, or return only the run without any.
 
     Raises RecordError if a row is damaged or missing. metrics: metrics to compute in addition to
     the run's metric families. read_files: see :func:`load_stored_rows`.
@@ -114,7 +114,7 @@ def read_record(
         return StoredRun(run=run)
     record = assemble(rows)
     chosen = (metric.family for metric in metrics if metric.family in FAMILIES)
-    families = tuple(dict.fromkeys([*read_families(run.data.tags), *chosen]))
+    families = tuple(dict.fromkeys([*get_logged_families(run.data.tags), *chosen]))
     return StoredRun(
         run=run,
         files=files,
@@ -128,7 +128,7 @@ def read_record(
 def read_predictions_and_tests(
     client: MlflowClient, stored: StoredRun, *, is_live_page: bool = False
 ) -> StoredRun:
-    """Download a run's predictions and tests, and add them to its rows.
+    """Download a run's predictions and tests, and add them to a copy.
 
     Damaged or deleted predictions and damaged tests are left out, and ``problems`` has the reasons.
 
@@ -170,7 +170,7 @@ def read_predictions_and_tests(
     )
 
 
-def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
+def get_logged_families(tags: Mapping[str, str]) -> tuple[str, ...]:
     """Return the metric families that a run logs, known or not.
 
     Without a tag, these are the default families.
@@ -181,13 +181,13 @@ def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
 
 def build_families_tag(families: Sequence[str], tags: Mapping[str, str]) -> dict[str, str]:
     """Return the tag that changes a run's metric families, or {}."""
-    if tuple(families) == read_families(tags):
+    if tuple(families) == get_logged_families(tags):
         return {}
     return {names.METRICS_TAG: ",".join(families)}
 
 
-def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
-    """Return logged metric versions by name, {} if the tag is damaged."""
+def parse_logged_versions(tags: Mapping[str, str]) -> dict[str, int]:
+    """Parse the versions of logged metrics, {} if the tag is damaged."""
     try:
         versions = parse_json_object(tags.get(names.VERSIONS_TAG) or "{}", MAX_TAG_BYTES)
     except RecordError:
@@ -195,7 +195,7 @@ def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
     return {name: version for name, version in versions.items() if isinstance(version, int)}
 
 
-def read_configuration(params: Mapping[str, str]) -> dict[str, str]:
+def get_configuration(params: Mapping[str, str]) -> dict[str, str]:
     """Return a training's parameters, with values instead of ``auto``.
 
     A parameter ``used/NAME`` replaces NAME, and parameters ``asked/NAME`` are left out.
@@ -238,7 +238,7 @@ def read_predictions(
 
 
 def read_prequential(client: MlflowClient, run: Run, record: Record) -> PrequentialRecord | None:
-    """Download the predictions before training, up to the last row in *record*.
+    """Download the predictions before training, None without any.
 
     Returns None if none are stored. Raises RecordError if they are damaged, or contradict the rows.
     """
@@ -270,7 +270,7 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
 
 
 def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeMatrix:
-    """Return all tests of a run: within buckets, and its rows.
+    """Download a run's tests within buckets, and combine them with rows.
 
     Raises RecordError if a test is damaged.
     """
@@ -278,7 +278,7 @@ def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeM
 
 
 def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return sizes in bytes of a run's test files by name.
+    """List the sizes of a run's test files in bytes.
 
     None is an unknown size. Raises RecordError if one has more than 1 MiB.
     """
@@ -295,7 +295,6 @@ def to_milliseconds(written_at: str) -> int:
 def _select_metrics(
     families: Iterable[str], metrics: Sequence[Metric], record: Record
 ) -> tuple[Metric, ...]:
-    """Return the metrics to compute for a run, each name once."""
     built_in = (
         *get_family_metrics(family for family in families if family in FAMILIES),
         *PREDICTION_METRICS,
@@ -309,7 +308,7 @@ def _select_metrics(
 
 
 def split_score_hash(tags: Mapping[str, str]) -> list[str]:
-    """Return the logged hashes, "" if missing.
+    """Return the five parts of the logged hash, "" if missing.
 
     In order: rows, other inputs, predictions, tests within buckets, predictions before training.
     """

@@ -43,7 +43,7 @@ class ArtifactFolder:
         return get_artifact_repository(self._uri, tracking_uri=self._tracking_uri)
 
     def list_sizes(self) -> dict[str, int | None]:
-        """Return the size of each file in bytes, None if unknown.
+        """List the sizes of the folder's files in bytes, None if unknown.
 
         Skips subfolders and symbolic links. Returns {} if the folder does not exist.
         """
@@ -57,7 +57,7 @@ class ArtifactFolder:
             return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
 
     def list_numbered(self, parse: Callable[[str], Any], max_bytes: int) -> dict[str, int | None]:
-        """Return the sizes of numbered files in order of their numbers.
+        """List the sizes of numbered files in order, or raise RecordError.
 
         parse: returns the number in a file name, or None for other files. Raises RecordError if a
         file has more than *max_bytes*.
@@ -69,7 +69,7 @@ class ArtifactFolder:
 
     @contextmanager
     def open_scratch(self) -> Iterator[Path]:
-        """Yield the folder to pass to :meth:`fetch_file` for downloads.
+        """Yield a temporary folder, or this folder itself if it is local.
 
         It is temporary and deleted after the block, or this folder itself if it is on this machine.
         """
@@ -80,7 +80,7 @@ class ArtifactFolder:
             yield Path(folder)
 
     def fetch_file(self, name: str, scratch: str | Path) -> Path:
-        """Return the path of a file, downloaded unless it is here.
+        """Download a file unless it is local, and return its path.
 
         A file on this machine need not exist.
         """
@@ -92,7 +92,7 @@ class ArtifactFolder:
         return file
 
     def write_file(self, name: str, content: bytes, *, is_durable: bool = True) -> None:
-        """Store a file, or replace it. A local one survives power cuts.
+        """Store or replace a file, which survives power cuts if local.
 
         Errors of the disk or of MLflow are raised unchanged. name: path in this folder. is_durable:
         False to write faster.
@@ -109,7 +109,7 @@ class ArtifactFolder:
     def read_files(
         self, file_names: Collection[str], max_bytes: int, num_threads: int = 1
     ) -> dict[str, bytes]:
-        """Return the contents of files by name, in the given order.
+        """Read files, downloaded if necessary, and return contents by name.
 
         Raises RecordError if a file exceeds *max_bytes*, and TrackingError if one is missing.
         num_threads: number of files that are read at the same time.
@@ -142,7 +142,7 @@ def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str
 
     artifact: path among the run's artifacts.
     """
-    _get_root(client, run_id).write_file(artifact, content)
+    _open_root(client, run_id).write_file(artifact, content)
 
 
 def is_local(artifact_uri: str) -> bool:
@@ -151,5 +151,5 @@ def is_local(artifact_uri: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _get_root(client: MlflowClient, run_id: str) -> ArtifactFolder:
+def _open_root(client: MlflowClient, run_id: str) -> ArtifactFolder:
     return ArtifactFolder(client, client.get_run(run_id))

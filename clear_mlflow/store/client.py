@@ -162,7 +162,7 @@ def is_server(tracking_uri: str) -> bool:
 
 
 def resolve_store_uri(tracking_uri: str) -> str:
-    """Return an sqlite URI with an absolute path, others unchanged.
+    """Make the path in an sqlite URI absolute, others are unchanged.
 
     A relative path of an sqlite URI starts from the working folder.
     """
@@ -192,7 +192,7 @@ def switch_store(tracking_uri: str) -> None:
 
 
 def use_offline_store(*, creates: bool) -> None:
-    """Make MLflow use the offline folder of CLEAR_MLFLOW_OFFLINE, if set.
+    """Switch MLflow to the folder of CLEAR_MLFLOW_OFFLINE, if set.
 
     Makes the paths in the environment absolute, for child processes. If ``mlflow run`` opened a run
     of another store, warns that the run remains empty, and unsets MLFLOW_RUN_ID and
@@ -244,11 +244,11 @@ class _LazyClient:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        return preflight(opens_run=False)
+        return connect_store(opens_run=False)
 
 
 def open_store() -> MlflowClient:
-    """Return a client of the offline folder or MLflow's tracking store.
+    """Return a client that connects at its first use.
 
     Calls :func:`set_up_mlflow` and :func:`use_offline_store`. The client connects when one of its
     methods is first called, which raises TrackingError if the store does not exist or cannot be
@@ -259,10 +259,10 @@ def open_store() -> MlflowClient:
     return cast(MlflowClient, _LazyClient())
 
 
-def preflight(
+def connect_store(
     *, opens_run: bool = True, experiment: str | None = None, can_be_offline: bool = True
 ) -> MlflowClient:
-    """Connect to the store, and check that runs can be stored.
+    """Connect to the store, and check that it can record a run.
 
     Uses the offline folder if one is set. Raises TrackingError if the store cannot be reached.
 
@@ -378,7 +378,7 @@ def check_artifact_root(tracking_uri: str, name: str, artifact_root: str) -> Non
 
 
 def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
-    """Return the function's result, after a second call on a conflict.
+    """Call a function, and once more after a conflict with another process.
 
     That is an MlflowException because another process has just created the same thing. The second
     call's errors are raised.
@@ -395,7 +395,7 @@ def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
 def map_in_threads(
     function: Callable[[_Item], _Result], items: Iterable[_Item], num_threads: int
 ) -> Iterator[_Result]:
-    """Yield the function's result for each item, in order.
+    """Yield the function's result for each item in order, using threads.
 
     At most four items per thread are started before their results are requested. With one thread,
     the caller's thread computes each result when it is requested. An error of the function is
@@ -439,13 +439,13 @@ def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
 
 
 def forget_active_run(run_id: str) -> None:
-    """Make MLflow forget this thread's active run and its status."""
+    """Remove a run from MLflow's active runs without ending it."""
     stack = _active_run_stack.get()
     stack[:] = [run for run in stack if run.info.run_id != run_id]
 
 
 def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:
-    """Remove and return MLflow's system metrics monitor of a run, if any.
+    """Remove a run's system metrics monitor from MLflow without stopping it.
 
     MLflow then does not wait for the monitor when the run ends.
     """

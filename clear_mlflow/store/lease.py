@@ -67,7 +67,7 @@ class _LeaseTag:
 
     @property
     def age_seconds(self) -> float:
-        """The time since the last renewal by both clocks. May be negative."""
+        """Seconds since the last renewal by both clocks, perhaps negative."""
         return (_read_clock() - self.renewed_at).total_seconds()
 
     @property
@@ -77,7 +77,7 @@ class _LeaseTag:
 
     @property
     def has_ended(self) -> bool:
-        """True if the process, one of this machine, is certainly gone."""
+        """True if a process of this machine is certainly gone."""
         try:  # a process number is used again: only the start time identifies a process
             return abs(_read_start_time(self.pid) - self.started) >= 1.0
         except ProcessLookupError:
@@ -112,13 +112,14 @@ class Lease:
         self._is_acquired = True
 
     def renew(self, is_over: threading.Event | None = None) -> None:
-        """Renew the lease, and undo a KILLED status. Call every 30 seconds.
+        """Write the lease with the current time, or raise LeaseLostError.
 
+        Call it every 30 seconds.
         Sets the run back to RUNNING if ``evaluate`` set it to KILLED during an outage, unless
         *is_over* is set: this process has ended the run, and nothing is written. Raises
         LeaseLostError unless this process has the lease.
         """
-        run = self.check()
+        run = self.read_run()
         self._renewed_at = _read_uptime()
         if is_over is not None and is_over.is_set():
             return
@@ -128,12 +129,15 @@ class Lease:
                 self._client.update_run(self._run_id, status="RUNNING")
 
     def renew_if_due(self) -> None:
-        """Renew the lease if 30 seconds have passed. Call it between writes."""
+        """Renew the lease if 30 seconds have passed since the last time.
+
+        Call it between writes.
+        """
         if _read_uptime() - self._renewed_at > RENEW_SECONDS:
             self.renew()
 
-    def check(self) -> Run:
-        """Read the run. Raises LeaseLostError unless this process has its lease.
+    def read_run(self) -> Run:
+        """Read the run, or raise LeaseLostError if another process has its lease.
 
         After that, every further call raises the same error.
         """
@@ -149,21 +153,21 @@ class Lease:
         self._checked = run, _read_uptime()
         return run
 
-    def check_recently(self) -> Run:
-        """Like :meth:`check`, but repeat a success of the last second.
+    def read_recent_run(self) -> Run:
+        """Return the run as read in the last second, or read it.
 
         It is for uploads, several per row, most of which are faster than reading the run. What
-        deletes or replaces training states calls :meth:`check`. Time for which this process was
+        deletes or replaces training states calls :meth:`read_run`. Time for which this process was
         suspended counts, so a process that wakes up always checks.
         """
         if self._checked is not None and self.error is None:
             run, checked_at = self._checked
             if _read_uptime() - checked_at < CHECK_SECONDS:
                 return run
-        return self.check()
+        return self.read_run()
 
     def release(self) -> None:
-        """Return the lease to the process that had it before, if any.
+        """Return the lease to the process that had it, or delete it.
 
         Does nothing if it was not acquired, or another process has it now.
         """
@@ -180,7 +184,7 @@ class Lease:
 
 
 def _read_uptime() -> float:
-    """Return seconds of a clock that goes on during a suspension."""
+    """Return seconds of a clock that also runs during a suspension."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -225,39 +229,39 @@ def check_has_lease(run: Run) -> None:
 
 
 def check_not_being_trained(client: MlflowClient, run: Run, advice: str) -> None:
-    """Raise TrackingError if a process is training into a run.
+    """Raise TrackingError if a process trains a run, waiting if unclear.
 
-    May wait up to three minutes, like :func:`is_expired`. advice: end of the message.
+    May wait up to three minutes, like :func:`detect_dead_trainer`. advice: end of the message.
     """
-    if is_being_trained(client, run):
+    if detect_live_trainer(client, run):
         raise TrackingError(
             f"another process trains into run {run.info.run_id} now ({_describe_holder(run)}); "
             f"{advice}"
         )
 
 
-def is_being_trained(client: MlflowClient, run: Run) -> bool:
-    """Return True if a living process is training into a run.
+def detect_live_trainer(client: MlflowClient, run: Run) -> bool:
+    """Return True if a living process trains a run, waiting if unclear.
 
-    May wait up to three minutes, like :func:`is_expired`.
+    May wait up to three minutes, like :func:`detect_dead_trainer`.
     """
-    return _has_trainer(run) and not is_expired(client, run)
+    return _has_trainer(run) and not detect_dead_trainer(client, run)
 
 
 def is_in_use(run: Run) -> bool:
-    """Return True if a process may be training into a run.
+    """Return True, at once, if a process may be training a run.
 
     Never waits. A process on another machine counts if it has renewed its lease within three
     minutes, by the clocks of both machines.
     """
-    lease = _read_lease(run)
+    lease = _get_lease(run)
     if lease is None or not _has_trainer(run):
         return False
     return not lease.has_ended if lease.is_local else lease.is_recent
 
 
-def is_expired(client: MlflowClient, run: Run) -> bool:
-    """Return True if a run is RUNNING, but its process is gone.
+def detect_dead_trainer(client: MlflowClient, run: Run) -> bool:
+    """Return True if a RUNNING run's process is gone, waiting if unclear.
 
     Returns False if no process of this package trained the run. A process on this machine is looked
     up. Another machine's counts as gone if its lease was seen unchanged for three minutes: waits
@@ -266,7 +270,7 @@ def is_expired(client: MlflowClient, run: Run) -> bool:
     """
     if not _has_trainer(run):
         return False
-    lease = _read_lease(run)
+    lease = _get_lease(run)
     if lease is not None and lease.is_local:
         return lease.has_ended
     if lease is not None and lease.is_recent:
@@ -274,14 +278,14 @@ def is_expired(client: MlflowClient, run: Run) -> bool:
     return _wait_until_expired(client, run)
 
 
-def wait_for_expiry(
+def wait_for_renewal_or_expiry(
     client: MlflowClient,
     run_id: str,
     *,
     can_wait: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until it is clear whether another machine still trains.
+    """Wait until another machine's lease of a run is renewed or expires.
 
     Returns when its lease was renewed, was not renewed for three minutes, or the run has ended; at
     once if the process is on this machine or there is none.
@@ -292,7 +296,7 @@ def wait_for_expiry(
     """
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
-    lease = _read_lease(run)
+    lease = _get_lease(run)
     if not _has_trainer(run) or (lease is not None and lease.is_local):
         return
     if not can_wait and lease is not None and lease.is_recent:
@@ -303,17 +307,17 @@ def wait_for_expiry(
     _wait_until_expired(client, run, should_stop)
 
 
-def read_trainer_token(run: Run) -> str | None:
-    """Return the :func:`get_process_token` of the process that trained into a run last.
+def get_trainer_token(run: Run) -> str | None:
+    """Return the token of a run's last training process, or None.
 
-    Returns None if the lease of a training process is missing or invalid.
+    It is the :func:`get_process_token` of that process; None if its lease is missing or invalid.
     """
-    lease = _read_lease(run)
+    lease = _get_lease(run)
     return None if lease is None else lease.token
 
 
 def is_recent_reservation(reservation: str) -> bool:
-    """Return True if a living process reserved a resume recently.
+    """Return True if another living process reserved a resume recently.
 
     reservation: JSON text of that process's lease, which is recent for three minutes. If it is
     invalid or of this process, the result is False.
@@ -325,11 +329,8 @@ def is_recent_reservation(reservation: str) -> bool:
 
 
 def _describe_holder(run: Run) -> str:
-    """Name the process that trains into a run for an error.
-
-    Says how to end it.
-    """
-    lease = _read_lease(run)
+    """Describe the process that trains a run, and how to end it."""
+    lease = _get_lease(run)
     if lease is None:
         return "its lease cannot be read"
     if lease.is_local:
@@ -354,7 +355,7 @@ def _is_held_by_this_process(run: Run) -> bool:
     return holder is not None and holder.token == get_process_token()
 
 
-def _read_lease(run: Run) -> _LeaseTag | None:
+def _get_lease(run: Run) -> _LeaseTag | None:
     return _parse_lease(_select_lease_text(run))
 
 
@@ -384,7 +385,7 @@ _first_seen: dict[str, tuple[str | None, float]] = {}
 
 
 def _measure_seconds_unchanged(client: MlflowClient, run: Run) -> float:
-    """Return for how many seconds this process saw a lease unchanged.
+    """Observe all leases of RUNNING runs, and return one's unchanged seconds.
 
     A new lease also starts the clock for all RUNNING runs of the experiment: watching many takes no
     longer than watching one.
@@ -405,7 +406,7 @@ def _measure_seconds_unchanged(client: MlflowClient, run: Run) -> float:
 def _wait_until_expired(
     client: MlflowClient, run: Run, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait until a lease expires, or return False if it is renewed."""
+    """Wait until a lease expires, or return False once it is renewed."""
     run_id, text = run.info.run_id, _select_lease_text(run)
     remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
     if remaining > 0:
@@ -431,7 +432,7 @@ def _read_clock() -> datetime:
 
 @functools.cache
 def _create_token(pid: int) -> str:
-    """Return a random text for a process, another in a fork."""
+    """Return a process's random text, the same one at each call."""
     return secrets.token_hex(8)
 
 

@@ -31,7 +31,7 @@ def is_bundle(run: Run) -> bool:
 
 
 def get_bundle_path(run: Run) -> Path | None:
-    """Return the path that a run was read from, if any."""
+    """Return the path that a run was read from, or None."""
     path: Path | None = getattr(run, "bundle_path", None)
     return path
 
@@ -48,10 +48,7 @@ def is_offline_folder(path: Path) -> bool:
 
 
 def list_offline_folders(path: Path) -> list[Path]:
-    """Return the path or those in it that are offline folders.
-
-    The list is empty if there are none.
-    """
+    """List the path, or its subfolders, that are offline folders."""
     if is_offline_folder(path):
         return [path]
     return sorted(folder for folder in path.glob("*") if is_offline_folder(folder))
@@ -63,14 +60,14 @@ def format_offline_uri(folder: Path) -> str:
 
 
 def get_offline_folder(tracking_uri: str) -> Path | None:
-    """Return the offline folder that a tracking URI names, if any."""
+    """Return the offline folder that a tracking URI names, or None."""
     if not tracking_uri.startswith(_SCHEME):
         return None
     return Path(unquote(tracking_uri.removeprefix(_SCHEME)))
 
 
 def prepare_offline_folder(folder: Path, *, creates: bool) -> None:
-    """Create an offline folder unless it exists.
+    """Create an offline folder if *creates*, or check an existing one.
 
     Raises TrackingError if the folder has another format, or cannot be created.
     creates: False to create nothing: a folder without an ``offline.json`` is left as it is.
@@ -106,7 +103,7 @@ def check_format(folder: Path) -> None:
 
 
 def locate_artifacts(folder: Path, run: Run) -> Run:
-    """Return a copy of a run whose artifacts are those in FOLDER/EXPERIMENT_ID/RUN_ID/artifacts.
+    """Return a copy of a run with artifacts in an offline folder.
 
     Raises TrackingError if its ids, which anybody can write, are not as MLflow writes them. The
     folder of the artifacts need not exist.
@@ -119,5 +116,5 @@ def locate_artifacts(folder: Path, run: Run) -> Run:
 
 
 def replace_info(run: Run, **changes: str | None) -> Run:
-    """Return a run with changed values of its RunInfo."""
+    """Return a copy of a run with changed values of its RunInfo."""
     return Run(RunInfo(**{**dict(run.info), **changes}), run.data, run.inputs, run.outputs)

@@ -37,7 +37,7 @@ class RowConflictError(TrackingError):
 
 
 def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
-    """Return a hash of a run's id and its row files."""
+    """Hash a run's id and its row files."""
     hasher = hashlib.sha256(run_id.encode())
     for name, content in sorted(files.items()):
         hasher.update(f"\0{name}\0{len(content)}\0".encode() + content)
@@ -45,7 +45,7 @@ def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
 
 
 def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
-    """Return a tag that contains all row files, compressed, and their hash.
+    """Compress row files into a tag's value, or return None.
 
     Returns None without files, or if the value has more than 8,000 characters.
     """
@@ -54,8 +54,8 @@ def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
     return value if files and len(value) <= _MAX_TAG_LENGTH else None
 
 
-def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
-    """Unpack the row files in a run's matrix tag, by name.
+def unpack_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
+    """Unpack the row files in a tag's value, {} if invalid.
 
     Returns {} if *value* is None, damaged, or was copied from another run.
     """
@@ -72,7 +72,7 @@ def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
 
 
 def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
-    """Store a row's file, unless the run has the same row.
+    """Store a row's file, or raise RowConflictError over other numbers.
 
     A stored file that a power cut truncated is replaced, with a warning. Raises RowConflictError if
     the stored row has other numbers or cannot be parsed, for example in a newer format.
@@ -95,7 +95,7 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
 
 
 def is_truncated_row(content: bytes) -> bool:
-    """Return True if a row file is cut off, as by power cuts."""
+    """Return True if a row file is cut off and not JSON."""
     try:
         parse_json_object(content, MAX_ROW_BYTES)
     except RecordError:
@@ -126,7 +126,7 @@ def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
 
 
 def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return the size of each row file in row order.
+    """List the sizes of row files in order, or raise RecordError.
 
     Maps file names to bytes, or None if unknown. Raises RecordError if a row file is too large, or
     missing although the run's tags name it.
@@ -151,11 +151,11 @@ def check_has_no_rows(client: MlflowClient, run: Run) -> None:
 def read_row_files(
     client: MlflowClient, run: Run, *, may_be_missing: Collection[str] | None = ()
 ) -> dict[str, bytes]:
-    """Return the contents of row files in row order, by name.
+    """Read a run's row files in order, and return contents by name.
 
-    Empty for a run without rows. may_be_missing: names of files that need not exist, or None if no
-    file needs to. Raises RecordError if another row file is missing although the run's tags name
-    it, or one is too large.
+    Returns {} for a run without rows. may_be_missing: names of files that need not exist, or None
+    if no file needs to. Raises RecordError if another row file is missing although the run's tags
+    name it, or one is too large.
     """
     folder = ArtifactFolder(client, run, ROWS_FOLDER)
     files = folder.read_files(folder.list_numbered(parse_row_index, MAX_ROW_BYTES), MAX_ROW_BYTES)
@@ -165,17 +165,17 @@ def read_row_files(
 
 
 def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
-    """Parse row files by name. Raises RecordError if one is invalid."""
+    """Parse row files by name, or raise RecordError."""
     return {name: RowRecord.from_json(content, source=name) for name, content in files.items()}
 
 
 def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:
-    """Return all rows of a run from its artifacts like :func:`read_row_files`, parsed."""
+    """Read and parse all row files of a run."""
     return parse_rows(read_row_files(client, run))
 
 
 def build_missing_rows_error(run: Run, missing: str) -> RecordError:
-    """Return the error for a run without *missing* artifacts, such as ``row_003.json``."""
+    """Build the error for a run without artifacts *missing*, such as ``row_003.json``."""
     return RecordError(
         f"stored rows of run {run.info.run_id} are missing from its artifacts ({missing} in "
         f"{safe_repr(str(run.info.artifact_uri), 200)}): is a disk not mounted, or another "
@@ -185,7 +185,7 @@ def build_missing_rows_error(run: Run, missing: str) -> RecordError:
 
 def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
     tags = run.data.tags
-    tagged = read_matrix_tag(run.info.run_id, tags.get(names.MATRIX_TAG))
+    tagged = unpack_matrix_tag(run.info.run_id, tags.get(names.MATRIX_TAG))
     if missing := sorted(set(tagged) - set(row_files)):
         missing_rows = missing[0] if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
         raise build_missing_rows_error(run, missing_rows)
@@ -208,7 +208,7 @@ def load_stored_rows(
     RecordError if a row is damaged, or missing from the artifacts although the tags name it.
     """
     if not (is_local(run.info.artifact_uri) if read_files is None else read_files):
-        packed = read_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
+        packed = unpack_matrix_tag(run.info.run_id, run.data.tags.get(names.MATRIX_TAG))
         records = parse_rows(packed)
         if packed and assemble(records).is_complete:
             return packed, records
@@ -219,7 +219,7 @@ def load_stored_rows(
 def read_records(
     client: MlflowClient, runs: Iterable[Run], *, read_files: bool | None = None
 ) -> Iterator[Record | ClearError | None]:
-    """Yield the accuracy matrix and costs of each run, in the order of the runs.
+    """Read runs in order, yielding each matrix with metadata, error or None.
 
     A run without rows yields None, and one that cannot be read its error. Reads with several
     threads. read_files: see :func:`load_stored_rows`.

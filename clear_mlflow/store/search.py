@@ -47,7 +47,7 @@ def select_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> Iterator[Run | MissingRun]:
-    """Yield the runs with these ids, or the runs of an experiment.
+    """Search the runs with these ids, or all in an experiment.
 
     Each id is looked up once. The runs of an experiment come newest first, without deleted ones and
     those that only refer to other runs, such as sweeps and comparisons. The id of a run that does
@@ -59,7 +59,7 @@ def select_runs(
     """
     runs: Iterable[Run | MissingRun]
     if unique_ids := tuple(dict.fromkeys(run_ids)):
-        runs = (_get_run(client, run_id) for run_id in unique_ids)
+        runs = (_read_run(client, run_id) for run_id in unique_ids)
     else:
         listed = search_runs(client, find_experiment_ids(client, experiment), filter or "")
         runs = (r for r in listed if r.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS)
@@ -70,7 +70,7 @@ def select_runs(
 
 
 def expand_run_id(client: MlflowClient, prefix: str) -> str:
-    """Return the id of the only run that starts with *prefix*.
+    """Search the one run id with a prefix, else return the prefix.
 
     Returns *prefix* unchanged if it is anything else, or if no run starts with it. Raises
     TrackingError if several runs do.
@@ -90,7 +90,7 @@ def expand_run_id(client: MlflowClient, prefix: str) -> str:
 def search_runs(
     client: MlflowClient, experiment_ids: list[str], filter_string: str
 ) -> Iterator[Run]:
-    """Yield the runs that match an MLflow filter, newest first.
+    """Search the runs that match an MLflow filter, yielding newest first.
 
     Runs that start during the search do not shift its pages. Raises ConfigError if the filter has
     more than 50 conditions.
@@ -127,8 +127,8 @@ def search_runs(
         ids_at_latest_start |= {r.info.run_id for r in page if r.info.start_time == last_start}
 
 
-def get_project_run(client: MlflowClient, entry_point: str | None = None) -> Run | None:
-    """Return the run that ``mlflow run -e ENTRY_POINT`` opened, if any.
+def read_project_run(client: MlflowClient, entry_point: str | None = None) -> Run | None:
+    """Read the run that ``mlflow run`` opened, or return None.
 
     entry_point: None for any. Raises TrackingError if the run that MLFLOW_RUN_ID names cannot be
     read.
@@ -143,11 +143,11 @@ def get_project_run(client: MlflowClient, entry_point: str | None = None) -> Run
 
 
 def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
-    """Tag the run of :func:`get_project_run` with its entry point.
+    """Tag the run that ``mlflow run`` opened, and return its id.
 
     Returns the run's id, or None without such a run.
     """
-    run = get_project_run(client, entry_point)
+    run = read_project_run(client, entry_point)
     if run is None:
         return None
     with mlflow_errors(f"tag run {run.info.run_id}"):
@@ -155,8 +155,8 @@ def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
     return str(run.info.run_id)
 
 
-def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> str:
-    """Return the id of an experiment, created if it is missing.
+def find_or_create_experiment(client: MlflowClient, name: str | None = None) -> str:
+    """Look up or create an experiment, and return its id.
 
     Without a name, uses MLFLOW_EXPERIMENT_NAME, or else returns MLFLOW_EXPERIMENT_ID or "0", which
     is not looked up. Raises TrackingError if the name is longer than 200 characters or not
@@ -179,16 +179,16 @@ def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> s
         return retry_on_conflict(find_or_create)
 
 
-def get_run_or_none(client: MlflowClient, run_id: str) -> Run | None:
-    """Return a run, None if it does not exist or is deleted.
+def read_run_or_none(client: MlflowClient, run_id: str) -> Run | None:
+    """Read a run, or return None if it is missing or deleted.
 
     Raises TrackingError if the store cannot be read.
     """
-    run = _get_run(client, run_id)
+    run = _read_run(client, run_id)
     return run if isinstance(run, Run) else None
 
 
-def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
+def _read_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
@@ -215,7 +215,7 @@ def is_missing_error(error: MlflowException) -> bool:
 
 
 def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> list[str]:
-    """Return the ids of the experiments with a name or id.
+    """Look up the experiments with a name or id, or raise TrackingError.
 
     None stands for all experiments. Deleted experiments are left out. A name takes precedence over
     an id. Raises TrackingError if no experiment matches.

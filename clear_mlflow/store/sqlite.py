@@ -25,7 +25,7 @@ _ABANDONED_SECONDS = 10.0
 
 @contextmanager
 def lock_store_opening(tracking_uri: str) -> Iterator[None]:
-    """Lock an sqlite store while it is opened, created if missing.
+    """Create and lock an sqlite store while the block opens it.
 
     Waits until no other process has the lock, and until another program that is setting up the
     database has finished, or has written nothing for 10 seconds. Does nothing for any other store,
@@ -56,7 +56,7 @@ def lock_store_opening(tracking_uri: str) -> Iterator[None]:
 
 @contextmanager
 def lock_store_writes(tracking_uri: str) -> Iterator[None]:
-    """Let only one thread of this machine's user write to sqlite.
+    """Wait for a lock that only one writer to sqlite has.
 
     Waits for the others, without a limit. Does nothing for any other store.
     """
@@ -121,7 +121,7 @@ def _create_database(database: Path) -> None:
 
 
 def _wait_until_set_up(database: Path) -> None:
-    """Wait until a program without our lock has set up a database.
+    """Wait until another program has set up a database, or stalls.
 
     MLflow's server is such a program. Returns as well after 10 seconds in which nothing was
     written.

@@ -88,7 +88,7 @@ def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: 
 
 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:
-    """Delete training states of rows before *before*, or all. Ignores errors.
+    """Delete the training states of rows before *before*, or all, ignoring errors.
 
     Some stores cannot delete, and nothing depends on it. Manifests are deleted, too.
     """
@@ -106,7 +106,7 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
 
 
 def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
-    """Return the rows with a training state and its manifest, ascending.
+    """List the rows that have a training state and its manifest.
 
     Only file names are read: a state may be damaged.
     """
@@ -118,7 +118,7 @@ def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
 def read_newest_state(
     client: MlflowClient, run: Run, scratch: Path
 ) -> tuple[StoredState | None, list[str]]:
-    """Return the newest intact training state, and messages on damaged ones.
+    """Read the newest intact training state, with messages on damaged ones.
 
     The state is downloaded to *scratch* unless it is on this machine.
     """
@@ -133,7 +133,7 @@ def read_newest_state(
 
 
 def _read_state(folder: ArtifactFolder, row: int, scratch: Path) -> StoredState:
-    """Return the intact training state of a row, downloaded to *scratch*."""
+    """Read a row's training state, or raise RecordError if it is damaged."""
     name, manifest_name = _format_file_names(row)
     content = folder.read_files([manifest_name], MAX_MANIFEST_BYTES)[manifest_name]
     manifest = Manifest.from_json(content, source=manifest_name)
@@ -152,7 +152,6 @@ def _read_state(folder: ArtifactFolder, row: int, scratch: Path) -> StoredState:
 
 
 def _format_file_names(row: int) -> tuple[str, str]:
-    """Return the file names of a row's state and its manifest."""
     return names.format_model_file_name(row), f"after_{row:03d}.json"
 
 

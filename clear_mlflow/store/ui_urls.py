@@ -45,7 +45,7 @@ _MAX_RUNS_READ = 20  # newest runs whose rows are read to find the score of an e
 
 
 def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True) -> list[str]:
-    """Return labelled lines that show how to open a run and its experiment.
+    """Format labelled lines that show how to open a run.
 
     With a server, these are URLs; else the command ``clear-mlflow open``, or for an offline folder,
     ``clear-mlflow show`` and ``clear-mlflow sync``. is_only_run: False to name only the experiment,
@@ -81,7 +81,7 @@ def _is_default_store(uri: str) -> bool:
 
 
 def format_artifact_link(run: Run, path: str | None) -> str:
-    """Return the link to an artifact, or to the page of the run, relative to MLflow's UI.
+    """Format a relative link to an artifact, or to the run's page.
 
     path: path of the artifact in the run, or None for the page of the run.
     """
@@ -91,7 +91,7 @@ def format_artifact_link(run: Run, path: str | None) -> str:
 
 
 def make_run_url_builder(tracking_uri: str) -> Callable[[str], str] | None:
-    """Return a function from run id to the URL of the run, or None if the store is not a server."""
+    """Return a function from run id to URL, None without a server."""
     if not is_server(tracking_uri):
         return None
     base, query = format_server_url(tracking_uri), _format_view_query()
@@ -107,7 +107,7 @@ def _format_view_query() -> str:
 
 
 def format_server_url(uri: str) -> str:
-    """Return the URL of a server for a browser, without credentials."""
+    """Format the URL of a server for a browser, without credentials."""
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]
     return mask_credentials(f"{parts.scheme}://{host}{parts.path}").rstrip("/")
@@ -116,7 +116,7 @@ def format_server_url(uri: str) -> str:
 def format_comparison_links(
     client: MlflowClient, run: Run, missing_baselines: Sequence[str] = ()
 ) -> list[str]:
-    """Return labelled lines: how to open a comparison, and commands for the sweeps it proposes.
+    """List a comparison's artifacts, and format lines to use them.
 
     Includes the path of its HTML page if the artifacts are on this machine. missing_baselines: are
     named in front of the command that trains them, or () for no such line.
@@ -202,7 +202,7 @@ _LINE_OPTIONS = {
 
 
 def find_page_url(client: MlflowClient, target: str | None) -> str:
-    """Return the most useful page of a run or experiment, relative to the server's URL.
+    """Look up the best page, and store a leaderboard view if needed.
 
     That is a run's report, or the run itself if it has none, a comparison's page, a sweep's
     comparison, or an experiment's leaderboard, which this stores in a tag of the experiment.
@@ -212,36 +212,36 @@ def find_page_url(client: MlflowClient, target: str | None) -> str:
     """
     with mlflow_errors(f"look for {safe_repr(target or 'the newest run')}"):
         if target is None:
-            return _store_leaderboard(client, _get_newest_experiment_id(client))
+            return _store_leaderboard_view(client, _read_newest_experiment_id(client))
         run_id = target if has_experiment(client, target) else expand_run_id(client, target)
         try:
             return _find_run_page(client, client.get_run(run_id))
         except MlflowException as error:
             if not is_missing_error(error):
                 raise
-        return _store_leaderboard(client, find_experiment_ids(client, target)[0])
+        return _store_leaderboard_view(client, find_experiment_ids(client, target)[0])
 
 
 def _find_run_page(client: MlflowClient, run: Run) -> str:
     tags = run.data.tags
-    if comparison_id := read_sweep_comparison(tags).get("run_id"):
+    if comparison_id := parse_sweep_comparison(tags).get("run_id"):
         return _find_run_page(client, client.get_run(str(comparison_id)))
     if tags.get(names.KIND_TAG) == names.KIND_COMPARE:
         return format_artifact_link(run, names.COMPARISON_PAGE)
     return format_artifact_link(run, names.REPORT_HTML if names.SCORED_TAG in tags else None)
 
 
-def read_sweep_comparison(tags: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return ``run_id`` of the comparison of a sweep with these *tags*, or {} if there is none.
+def parse_sweep_comparison(tags: Mapping[str, str]) -> Mapping[str, Any]:
+    """Parse the tag that names a sweep's comparison, {} without one.
 
-    Also returns ``of``, a hash of the compared runs. A damaged tag is like none.
+    Its keys are ``run_id`` and ``of``, a hash of the compared runs. A damaged tag is like none.
     """
     with suppress(RecordError):
         return parse_json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
     return {}
 
 
-def _store_leaderboard(client: MlflowClient, experiment_id: str) -> str:
+def _store_leaderboard_view(client: MlflowClient, experiment_id: str) -> str:
     # Views that users share from MLflow's UI have other keys.
     view = _build_leaderboard_view(_find_score(client, experiment_id))
     if client.get_experiment(experiment_id).tags.get(VIEW_TAG) != view:
@@ -251,7 +251,7 @@ def _store_leaderboard(client: MlflowClient, experiment_id: str) -> str:
 
 
 def _find_score(client: MlflowClient, experiment_id: str) -> Score:
-    """Return what the newest of 20 runs measures, by default accuracy."""
+    """Search what the newest of 20 runs measure, by default accuracy."""
     for run in client.search_runs([experiment_id], _HAS_ROWS, max_results=_MAX_RUNS_READ):
         with suppress(ClearError):  # reported by commands that score or compare the run
             _, records = load_stored_rows(client, run, read_files=False)
@@ -260,7 +260,7 @@ def _find_score(client: MlflowClient, experiment_id: str) -> Score:
     return ACCURACY
 
 
-def _get_newest_experiment_id(client: MlflowClient) -> str:
+def _read_newest_experiment_id(client: MlflowClient) -> str:
     has_kind = f"tags.`{names.KIND_TAG}` != ''"
     runs = client.search_runs(find_experiment_ids(client), has_kind, max_results=1)
     if not runs:

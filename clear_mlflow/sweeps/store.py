@@ -33,10 +33,10 @@ from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.lease import (
     build_lease_tags,
     check_not_being_trained,
-    is_being_trained,
-    is_expired,
+    detect_dead_trainer,
+    detect_live_trainer,
 )
-from clear_mlflow.store.search import get_project_run, search_runs, select_runs
+from clear_mlflow.store.search import read_project_run, search_runs, select_runs
 from clear_mlflow.sweeps.grid import (
     DONE,
     DONE_BEFORE,
@@ -193,7 +193,7 @@ class SweepStore:
 
     def _watch_for_trainer(self, stored_run: Run) -> bool:
         """Return whether another process trains a run, after up to three minutes."""
-        if is_being_trained(self.client, stored_run) or is_resume_reserved(stored_run):
+        if detect_live_trainer(self.client, stored_run) or is_resume_reserved(stored_run):
             return True
         # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
         is_open = stored_run.info.status not in ("FINISHED", "FAILED")
@@ -204,7 +204,7 @@ class SweepStore:
         if parent_id in (None, self.parent_id):
             return False
         (parent,) = select_runs(self.client, run_ids=[parent_id])
-        return isinstance(parent, Run) and is_being_trained(self.client, parent)
+        return isinstance(parent, Run) and detect_live_trainer(self.client, parent)
 
     def _find_resumable_attempt(
         self, run: SweepRun, attempts: Sequence[Run]
@@ -213,7 +213,7 @@ class SweepStore:
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
             run_id = attempt.info.run_id
-            if attempt.info.status != "KILLED" and not is_expired(self.client, attempt):
+            if attempt.info.status != "KILLED" and not detect_dead_trainer(self.client, attempt):
                 continue
             if not has_rows(self.client, run_id):
                 note = note or "from its beginning: it had ended before its first row"
@@ -258,7 +258,7 @@ def open_parent_run(client: MlflowClient, experiment_id: str, grid: Grid, name: 
 
     name: name of the parent run if the grid has none yet, or None to build it from the grid.
     """
-    project_run = get_project_run(client, names.KIND_SWEEP)
+    project_run = read_project_run(client, names.KIND_SWEEP)
     if project_run and project_run.data.tags.get(names.SWEEP_TAG, grid.digest) != grid.digest:
         project_run = None  # an earlier sweep of this study uses it
     tags = {

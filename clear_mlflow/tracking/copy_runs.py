@@ -42,10 +42,10 @@ from clear_mlflow.store.client import (
 from clear_mlflow.store.lease import (
     Lease,
     build_lease_tags,
+    detect_live_trainer,
     get_process_token,
-    is_being_trained,
+    get_trainer_token,
     is_in_use,
-    read_trainer_token,
 )
 from clear_mlflow.store.offline import replace_info
 from clear_mlflow.store.rows import (
@@ -58,8 +58,8 @@ from clear_mlflow.store.rows import (
 )
 from clear_mlflow.store.search import (
     find_experiment_ids,
-    get_or_create_experiment,
-    get_run_or_none,
+    find_or_create_experiment,
+    read_run_or_none,
     search_runs,
 )
 from clear_mlflow.store.states import remove_states
@@ -186,8 +186,8 @@ class RunCopier:
                 return ActionResult(target.info.run_id, name, STORED, message, source.run_id)
             with mlflow_errors(f"read run {target.info.run_id}"):
                 target = client.get_run(target.info.run_id)  # another process may copy it by now
-            is_own = read_trainer_token(target) == get_process_token()
-            if not is_own and is_being_trained(client, target):
+            is_own = get_trainer_token(target) == get_process_token()
+            if not is_own and detect_live_trainer(client, target):
                 message = "another process copies it, or trains into the copy"
                 return ActionResult(target.info.run_id, name, IN_USE, message, source.run_id)
             is_update = stored_state is not None
@@ -305,9 +305,9 @@ class RunCopier:
             with mlflow_errors(f"copy run {source.run_id}"):
                 log_in_batches(client, target.info.run_id, *content)
             content = ()
-            scored, read_history = lease.check(), None
+            scored, read_history = lease.read_run(), None
         else:
-            lease.check_recently()
+            lease.read_recent_run()
             params = [Param(*item) for item in run.data.params.items()]
             tag_list = [RunTag(*item) for item in {**target.data.tags, **tags}.items()]
             metrics = [Metric(*item, 0, 0) for item in run.data.metrics.items()]
@@ -327,7 +327,7 @@ class RunCopier:
     def _end_copy(self, run: Run, target: Run, lease: Lease, last_time: int) -> None:
         """Set a copy's status and end time, and unmark its process."""
         client, run_id = self._client, target.info.run_id
-        current = lease.check_recently()
+        current = lease.read_recent_run()
         if (status := _get_copied_status(run)) != "RUNNING":
             client.set_terminated(run_id, status, run.info.end_time or last_time)
         outdated_tags = {names.ERROR_TAG, names.DIVERGED_TAG} - _select_tags(run).keys()
@@ -339,7 +339,7 @@ class RunCopier:
         key = source.client, source.run.info.experiment_id
         if key not in self._experiment_ids:
             name = self._experiment or source.experiment
-            self._experiment_ids[key] = get_or_create_experiment(self._client, name)
+            self._experiment_ids[key] = find_or_create_experiment(self._client, name)
         return self._experiment_ids[key]
 
     def _search_originals(self, source_ids: Sequence[str]) -> None:
@@ -358,7 +358,7 @@ class RunCopier:
 
     def _find_original(self, run_id: str) -> Run | None:
         if run_id not in self._originals:
-            self._originals[run_id] = get_run_or_none(self._client, run_id)
+            self._originals[run_id] = read_run_or_none(self._client, run_id)
         return self._originals[run_id]
 
     def _search_copies(self, written: Sequence[RunSource], waiting: Sequence[RunSource]) -> None:
@@ -439,7 +439,7 @@ class RunCopier:
             return result
         kept_copy, *others = copies
         for copy in others:
-            if _read_state(copy) is not None or not is_being_trained(client, copy):
+            if _read_state(copy) is not None or not detect_live_trainer(client, copy):
                 run_id = copy.info.run_id
                 with mlflow_errors(f"delete run {run_id}, a duplicate"):
                     client.delete_run(run_id)

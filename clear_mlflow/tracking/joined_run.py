@@ -15,11 +15,11 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER, EvaluationSet
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.journal.uploader import upload_left_folders
+from clear_mlflow.journal.uploader import upload_remaining_folders
 from clear_mlflow.scoring.run_record import read_tests
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import mlflow_errors, preflight
+from clear_mlflow.store.client import connect_store, mlflow_errors
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.lifecycle import get_active_run_id
 
@@ -34,7 +34,7 @@ def read_joined_rows(shared_run_id: str | None) -> tuple[str | None, dict[int, A
     run_id = shared_run_id or get_active_run_id() or MLFLOW_RUN_ID.get()
     if run_id is None:
         return None, {}
-    _, records = _read_rows(preflight(opens_run=False), run_id)
+    _, records = _read_rows(connect_store(opens_run=False), run_id)
     return run_id, {record.row.row: record.row for record in records.values()}
 
 
@@ -69,7 +69,7 @@ def read_joined_run(
 def _read_rows(client: MlflowClient, run_id: str) -> tuple[Run, dict[str, RowRecord]]:
     """Upload what earlier processes left, and read the run and its rows."""
     with mlflow_errors(f"read run {run_id}"):
-        upload_left_folders(client, client.get_run(run_id))
+        upload_remaining_folders(client, client.get_run(run_id))
         run = client.get_run(run_id)
     return run, read_rows(client, run)
 

@@ -61,7 +61,7 @@ from clear_mlflow.store.lease import (
     check_has_lease,
     check_not_being_trained,
     format_lease,
-    wait_for_expiry,
+    wait_for_renewal_or_expiry,
 )
 from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.logged_models import log_models
@@ -173,7 +173,7 @@ def open_run(
     new_name: str | None = name
     with mlflow_errors("open a run"):
         if run_id:
-            wait_for_expiry(client, run_id)
+            wait_for_renewal_or_expiry(client, run_id)
             run = client.get_run(run_id)
             check_not_being_trained(client, run, "unset MLFLOW_RUN_ID to open a new run")
             check(run)
@@ -226,7 +226,7 @@ def join_run(client: MlflowClient, run_id: str) -> None:
     TrackingError if another process is training into the run.
     """
     with mlflow_errors(f"join run {run_id}"):
-        wait_for_expiry(client, run_id)
+        wait_for_renewal_or_expiry(client, run_id)
         check_not_being_trained(client, client.get_run(run_id), "end that first")
     lease = Lease(client, run_id)
     lease.acquire()

@@ -22,7 +22,7 @@ from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring import Scores
-from clear_mlflow.scoring.run_log import build_row_points, read_times
+from clear_mlflow.scoring.run_log import build_row_points, compute_times
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -152,7 +152,7 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
     """Return the scores after *row* buckets, named like the run's."""
-    time = read_times(scores.stored.rows, row)[row]
+    time = compute_times(scores.stored.rows, row)[row]
     inputs = scores.stored.run.inputs
     datasets = [each.dataset for each in inputs.dataset_inputs] if inputs else []
     name = record.dataset.name

@@ -45,7 +45,7 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.displayed_run import DisplayedRun
 from clear_mlflow.scoring import Scores
 from clear_mlflow.store import names
-from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
+from clear_mlflow.store.client import connect_store, limit_retries, mlflow_errors
 from clear_mlflow.tracking.joined_run import read_joined_run
 from clear_mlflow.tracking.lifecycle import (
     build_result,
@@ -258,7 +258,7 @@ class LoopRun(DisplayedRun):
                 "or each process would open a run"
             )
         limit_retries()
-        client = preflight(opens_run=self.shared_run_id is None)
+        client = connect_store(opens_run=self.shared_run_id is None)
         active_id = get_active_run_id()
         self._is_joined = active_id is not None and self.shared_run_id is None
         if run_id := self.shared_run_id or active_id:

@@ -24,7 +24,7 @@ from clear_mlflow.core.text import one_line, warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, parse_json_texts, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
-from clear_mlflow.journal.uploader import upload_left_folders
+from clear_mlflow.journal.uploader import upload_remaining_folders
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, list_custom_code
 from clear_mlflow.learning.parameters.recipes import AUTO
@@ -116,7 +116,7 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
     run = _get_resumable_run(client, run_id)
     config = _read_config(client, run)
     try:
-        upload_left_folders(client, run)
+        upload_remaining_folders(client, run)
     except FolderLockedError as error:  # that process had no lease yet when the run was read
         raise _build_in_use_error(run_id) from error
     state_rows = list_state_rows(client, run)
@@ -250,7 +250,7 @@ def take_over(client: MlflowClient, point: ResumePoint) -> None:
         number = reserve_resume(client, run)
     lease = Lease(client, run_id)
     lease.acquire()
-    run = lease.check()
+    run = lease.read_run()
     rows = {int(name[4:-5]) for name in list_row_sizes(client, run)}
     if rows != point.records.keys() | point.damaged_rows or (
         list_state_rows(client, run) != point.state_rows

@@ -37,7 +37,7 @@ from clear_mlflow.store.rows import read_row_files
 from clear_mlflow.store.search import (
     expand_run_id,
     find_experiment_ids,
-    get_run_or_none,
+    read_run_or_none,
     search_runs,
 )
 from clear_mlflow.store.sqlite import name_sqlite_driver
@@ -157,7 +157,7 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
     with mlflow_errors(f"read the store {mask_credentials(uri)}, which is copied"):
         client = MlflowClient(name_sqlite_driver(uri))
         for name in runs:
-            run = get_run_or_none(client, expand_run_id(client, name))
+            run = read_run_or_none(client, expand_run_id(client, name))
             selected += [run] if run else search_runs(client, find_experiment_ids(client, name), "")
         if not runs:
             selected = list(search_runs(client, find_experiment_ids(client), ""))

@@ -35,8 +35,8 @@ from clear_mlflow.journal.uploader import Uploader, store_outcome
 from clear_mlflow.scoring import ActionResult
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
-from clear_mlflow.store.lease import check_not_being_trained, is_expired, read_trainer_token
+from clear_mlflow.store.client import connect_store, mlflow_errors, resolve_store_uri, switch_store
+from clear_mlflow.store.lease import check_not_being_trained, detect_dead_trainer, get_trainer_token
 from clear_mlflow.store.offline import HEADER, is_offline_folder, list_offline_folders
 from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.copy_runs import FAILED, IN_USE, RunCopier
@@ -98,7 +98,7 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
             message = f"{path} contains rows, but lacks its {HEADER_JSON}"
             yield ActionResult(None, "", FAILED, message, path.name, is_problem=True)
         if copier is None:
-            client = preflight(experiment=experiment, can_be_offline=False)
+            client = connect_store(experiment=experiment, can_be_offline=False)
             copier = RunCopier(client, experiment)
         yield from copier.copy_runs(sources)
 
@@ -157,11 +157,13 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> ActionResult:
         is_stored = False
         try:
             client = _connect(header, path, use_recorded_store)
-            run = _get_run(client, run_id, header.tracking_uri)
+            run = _read_run(client, run_id, header.tracking_uri)
             # A process may train into the run; the one that wrote this folder has unlocked it.
-            if read_trainer_token(run) not in (None, header.process):
+            if get_trainer_token(run) not in (None, header.process):
                 check_not_being_trained(client, run, "sync again when it has ended")
-            outcome = folder.read_outcome() or (_KILLED if is_expired(client, run) else None)
+            outcome = folder.read_outcome() or (
+                _KILLED if detect_dead_trainer(client, run) else None
+            )
             for _ in Uploader(client, run_id).upload_folder(run, folder):
                 num_sent += 1
             message = _close_run(client, client.get_run(run_id), outcome)
@@ -219,10 +221,10 @@ def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> Mlflo
             )
         uri = header.tracking_uri
     switch_store(uri)  # messages name it
-    return preflight(opens_run=False)
+    return connect_store(opens_run=False)
 
 
-def _get_run(client: MlflowClient, run_id: str, tracking_uri: str) -> Run:
+def _read_run(client: MlflowClient, run_id: str, tracking_uri: str) -> Run:
     with mlflow_errors(f"read run {run_id} (its process wrote to {tracking_uri})"):
         run = client.get_run(run_id)
     if run.info.lifecycle_stage == LifecycleStage.DELETED:

@@ -26,13 +26,18 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
-from clear_mlflow.store.lease import Lease, LeaseLostError, build_lease_tags, wait_for_expiry
+from clear_mlflow.store.client import connect_store, log_tags, mlflow_errors, use_store
+from clear_mlflow.store.lease import (
+    Lease,
+    LeaseLostError,
+    build_lease_tags,
+    wait_for_renewal_or_expiry,
+)
 from clear_mlflow.store.offline import is_offline_folder
 from clear_mlflow.store.search import (
     expand_run_id,
     find_experiment_ids,
-    get_project_run,
+    read_project_run,
     search_runs,
 )
 from clear_mlflow.tracking.lifecycle import (
@@ -105,7 +110,7 @@ def train_supervised(
     try:
         with process:  # stops the child if an error is raised
             signals.hand_to(process.stop)
-            client = preflight()
+            client = connect_store()
             interrupted_id = _find_interrupted_run(client, signals, can_wait)
             if interrupted_id is None:
                 # Before the data are loaded: mlflow run created a run without tags of ours.
@@ -139,13 +144,13 @@ def resume_supervised(
         is_folder = is_offline_folder(Path(run_id))
         if is_folder:
             set_offline(run_id)
-        client = preflight(opens_run=False)
+        client = connect_store(opens_run=False)
         run_id = _find_unfinished_run(client) if is_folder else expand_run_id(client, run_id)
         if MLFLOW_RUN_ID.get() != run_id:
             note = f"Resumes run {run_id}, which contains all measured rows."
             tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
             _tag_project_run(client, {**tags, MLFLOW_RUN_NOTE: note})
-        wait_for_expiry(
+        wait_for_renewal_or_expiry(
             client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
         )
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
@@ -323,7 +328,9 @@ def _find_interrupted_run(
     run_id = MLFLOW_RUN_ID.get()
     if not run_id or get_active_run_id() is not None:
         return None
-    wait_for_expiry(client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received))
+    wait_for_renewal_or_expiry(
+        client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
+    )
     with mlflow_errors(f"read run {run_id}"):
         return run_id if has_rows(client, run_id) else None
 
@@ -344,6 +351,6 @@ def _find_unfinished_run(client: MlflowClient) -> str:
 
 def _tag_project_run(client: MlflowClient, tags: Mapping[str, str]) -> None:
     """Set tags of the run that ``mlflow run`` opened, if any."""
-    if (run := get_project_run(client)) is not None:
+    if (run := read_project_run(client)) is not None:
         with mlflow_errors(f"tag run {run.info.run_id}"):
             log_tags(client, run.info.run_id, tags)

@@ -205,7 +205,7 @@ class TrainingRun:
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
         """Store a training state, then delete the states of earlier rows."""
         try:
-            self.recorder.uploader.lease.check()
+            self.recorder.uploader.lease.read_run()
             store_state(self._client, self._run_id, manifest, content)
         except LeaseLostError:  # the next row reports it
             return
@@ -226,7 +226,7 @@ class TrainingRun:
         uploader = self.recorder.uploader
         if not uploader.is_failing:
             with suppress(Exception):
-                run = uploader.lease.check()
+                run = uploader.lease.read_run()
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:

@@ -26,7 +26,7 @@ from waiting import LONG
 from clear_mlflow.cli import main
 from clear_mlflow.data.download import RELEASES, Archive, Release
 from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder
-from clear_mlflow.store.client import preflight
+from clear_mlflow.store.client import connect_store
 from clear_mlflow.store.rows import read_row_files
 
 pytestmark = pytest.mark.slow
@@ -176,7 +176,7 @@ def download_release(commands, data, monkeypatch):
 
 def resend_run(commands, trained):
     """Send a run from a run folder, as a killed training leaves it."""
-    client = preflight()
+    client = connect_store()
     run = client.get_run(trained)
     tags = {name: text for name, text in run.data.tags.items() if name == "clear_mlflow.kind"}
     resent = client.create_run(run.info.experiment_id, tags=tags)

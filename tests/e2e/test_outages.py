@@ -36,7 +36,7 @@ from clear_mlflow.learning.measured import CurvePoint, Measurement, ignore
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
-from clear_mlflow.store.client import preflight
+from clear_mlflow.store.client import connect_store
 from clear_mlflow.tracking.tracked_training import train_in_process
 
 ASKED = {"seed": "7", "epochs": "auto"}
@@ -178,7 +178,7 @@ def train(**before: Callable[[], object]) -> None:
     """Train all rows, with an action before some (``row_2=...``)."""
     training = Events(before={int(name[4:]): action for name, action in before.items()})
     try:
-        train_in_process(preflight(), training, ASKED)
+        train_in_process(connect_store(), training, ASKED)
     finally:
         assert training.measured == [0, 1, 2, 3, 4]
 
@@ -324,7 +324,7 @@ def train_members(monkeypatch, proxy, lost_seed) -> str:
     monkeypatch.setattr(StreamTraining, "rows", measure_rows)
     training = features_training(features_config(**ENSEMBLE))
     with pytest.raises(UnsentError) as errors:
-        train_in_process(preflight(), training, ENSEMBLE)
+        train_in_process(connect_store(), training, ENSEMBLE)
     proxy.up()
     return str(errors.value)
 

@@ -24,7 +24,7 @@ import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import preflight, switch_store
+from clear_mlflow.store.client import connect_store, switch_store
 from clear_mlflow.store.lease import build_lease_tags, format_lease
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, UPDATED, RunCopier
@@ -212,7 +212,7 @@ def test_a_copy_that_evaluate_closed_is_completed(store, target, experiment_id):
 def test_a_process_that_was_killed_before_it_deleted_a_duplicate(store, target, experiment_id):
     run_id = store_finished_run(store, experiment_id)
     switch_store(target)
-    client = preflight(opens_run=False)
+    client = connect_store(opens_run=False)
 
     class KilledCopier(RunCopier):
         """Copier that sees no copies, and deletes none."""
@@ -282,7 +282,7 @@ def test_copies_take_few_requests(store, target, experiment_id, monkeypatch):
         store_finished_run(store, experiment_id)
     sources = list_sources(store.tracking_uri)
     switch_store(target)
-    client = preflight(opens_run=False)
+    client = connect_store(opens_run=False)
     calls = Counter()
 
     def count(name, call):
@@ -368,7 +368,7 @@ def family(store, target):
         mlflow.log_param("x", 1)
     sources = sorted(list_sources(store.tracking_uri), key=lambda s: s.run.info.start_time)
     switch_store(target)
-    return preflight(opens_run=False), *sources
+    return connect_store(opens_run=False), *sources
 
 
 def order_run_ids(monkeypatch, step):
@@ -484,7 +484,7 @@ def test_an_mlruns_folder_is_copied_from_wherever_it_is(target, tmp_path, monkey
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     moved = (tmp_path / "mlruns").rename(tmp_path / "moved")
     switch_store(target)
-    copier = RunCopier(preflight(opens_run=False), "copies")
+    copier = RunCopier(connect_store(opens_run=False), "copies")
     (copied,) = copier.copy_runs(open_sources(str(moved)))
     assert copied.action == COPIED, copied.detail
     assert len(read_rows(MlflowClient(target), read_copies(target)[0])) == 5

@@ -8,7 +8,7 @@ from mlflow.entities import Metric
 from stored_runs import histories, only_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.journal.run_folder import RunFolder, default_root
+from clear_mlflow.journal.run_folder import RunFolder, get_unsent_root
 from clear_mlflow.learning.measured import CurvePoint, Measurement, ignore
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
@@ -105,7 +105,7 @@ def test_a_loss_that_is_not_finite_is_in_no_chart(store, experiment_id, loss):
 
 
 def left_spool(store, run_id, *batches):
-    journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
+    journal = RunFolder.create(get_unsent_root() / run_id, run_id, store.tracking_uri)
     for batch in batches:
         journal.append_metrics(batch)
     journal.close()
@@ -123,7 +123,7 @@ def test_unsent_points_are_sent_if_the_run_lacks_their_step(store, run_id):
     ]
     row_point = Metric("renate/average_accuracy", 0.5, 1_000, 1)
     left_spool(store, run_id, [*waiting[0], row_point], waiting[1], waiting[2])
-    (synced,) = sync_folders(select_folders(default_root() / run_id))
+    (synced,) = sync_folders(select_folders(get_unsent_root() / run_id))
     assert synced.action == "sent", synced.detail
     expected = build_series(FIRST, SECOND, THIRD)
     for name, points in expected.items():

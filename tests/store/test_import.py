@@ -127,7 +127,7 @@ def test_a_stored_import_that_cannot_be_read_stops_no_import(store, matrix_file,
     """Its rows may have a newer format, or be invalid."""
     run_import(matrix_file)
     run = find_runs_by_name(store)["acc"]
-    stored = rows_module.read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
+    stored = rows_module.unpack_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
     rows = {name: row.decode().replace(*damage).encode() for name, row in stored.items()}
     assert rows != stored
     tag = rows_module.pack_matrix_tag(run.info.run_id, rows)

@@ -25,7 +25,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, default_root
+from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, get_unsent_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.store import lease, names
 from clear_mlflow.store.lease import (
@@ -35,11 +35,11 @@ from clear_mlflow.store.lease import (
     _read_start_time,
     build_lease_tags,
     check_not_being_trained,
+    detect_dead_trainer,
+    detect_live_trainer,
     format_lease,
-    is_being_trained,
-    is_expired,
     is_recent_reservation,
-    wait_for_expiry,
+    wait_for_renewal_or_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
 from clear_mlflow.store.sqlite import get_sqlite_path
@@ -103,7 +103,7 @@ def test_a_process_that_lost_a_run_stores_nothing_and_names_the_holder(store, lo
         "row_000.json",
         "row_001.json",
     ]
-    journal_folder = default_root() / run.info.run_id
+    journal_folder = get_unsent_root() / run.info.run_id
     assert str(journal_folder) in error
     assert [file.name[-12:] for file in journal_folder.rglob("*row_*.json")] == ["row_002.json"]
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
@@ -174,11 +174,11 @@ def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
     store, experiment_id, sleeps
 ):
     run = create_leased_run(store, experiment_id, host="elsewhere", renewed_at=ago(minutes=-2))
-    assert is_being_trained(store, run)
+    assert detect_live_trainer(store, run)
     time.sleep(179)
-    assert is_being_trained(store, run)
+    assert detect_live_trainer(store, run)
     time.sleep(1)
-    assert not is_being_trained(store, run)
+    assert not detect_live_trainer(store, run)
 
 
 def test_a_reservation_from_the_future_does_not_block_a_run_forever(store, experiment_id):
@@ -233,23 +233,25 @@ def test_a_resume_waits_for_a_process_elsewhere(store, experiment_id, sleeps, ca
         store.set_tag(run_id, names.PROCESS_TAG, json.dumps(renewed))
 
     living = create_held_run(renew)
-    wait_for_expiry(store, living)
+    wait_for_renewal_or_expiry(store, living)
     assert len(sleeps) == 3
-    assert not is_expired(store, store.get_run(living))
-    wait_for_expiry(store, create_held_run(lambda run_id: store.set_terminated(run_id, "FAILED")))
+    assert not detect_dead_trainer(store, store.get_run(living))
+    wait_for_renewal_or_expiry(
+        store, create_held_run(lambda run_id: store.set_terminated(run_id, "FAILED"))
+    )
     assert len(sleeps) == 6
     with pytest.raises(LeaseHeldError, match=r"renewed \d s ago; .*start the same command again"):
-        wait_for_expiry(store, create_held_run(), can_wait=False)
+        wait_for_renewal_or_expiry(store, create_held_run(), can_wait=False)
     with pytest.raises(TrackingError, match="stopped while waiting"):
-        wait_for_expiry(store, create_held_run(), should_stop=lambda: len(sleeps) == 9)
+        wait_for_renewal_or_expiry(store, create_held_run(), should_stop=lambda: len(sleeps) == 9)
     assert sum(sleeps) == 45
     assert capfd.readouterr().err.count("waiting up to 180 s for the expiry") == 3
     gone = create_held_run()
-    wait_for_expiry(store, gone)
+    wait_for_renewal_or_expiry(store, gone)
     assert sum(sleeps) == 45 + 180
     check_not_being_trained(store, store.get_run(gone), "wait")
     here = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
-    wait_for_expiry(store, here)  # it can be looked up
+    wait_for_renewal_or_expiry(store, here)  # it can be looked up
     assert sum(sleeps) == 45 + 180
 
 
@@ -323,14 +325,14 @@ def test_a_check_counts_for_a_second(store, experiment_id, monkeypatch):
     monkeypatch.setattr(lease, "_read_uptime", lambda: uptime)
     run_id = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
     own_lease = Lease(store, run_id)
-    run = own_lease.check_recently()
+    run = own_lease.read_recent_run()
     store.set_tag(run_id, names.HOLDER_TAG, format_foreign_lease())
     uptime += 0.99
-    assert own_lease.check_recently() is run
+    assert own_lease.read_recent_run() is run
     uptime += 0.01
     for _ in range(2):
         with pytest.raises(LeaseLostError):
-            own_lease.check_recently()
+            own_lease.read_recent_run()
     assert own_lease.error is not None
 
 
@@ -360,7 +362,7 @@ def test_a_late_renewal_takes_over_no_lease(store, experiment_id, sleeps):
     ):
         tags = {names.PROCESS_TAG: renewal, names.HOLDER_TAG: holder}
         run = store.get_run(store.create_run(experiment_id, tags=tags).info.run_id)
-        assert is_expired(store, run) is expected
+        assert detect_dead_trainer(store, run) is expected
     assert not sleeps
 
 
@@ -369,7 +371,7 @@ def test_a_released_lease_returns_to_the_previous_holder(store, experiment_id):
         run_id = store.create_run(experiment_id, tags=tags).info.run_id
         acquired = Lease(store, run_id)
         acquired.acquire()
-        acquired.check()
+        acquired.read_run()
         acquired.release()
         assert store.get_run(run_id).data.tags.get(names.HOLDER_TAG) == tags.get(names.HOLDER_TAG)
     acquired.acquire()
@@ -388,15 +390,15 @@ def test_a_changed_clock_expires_no_lease(store, experiment_id, monkeypatch, sle
     now = lease._read_clock
     monkeypatch.setattr(lease, "_read_clock", lambda: now() + timedelta(seconds=seconds))
     sleeps.actions = [lambda: store.set_tag(other_run, names.PROCESS_TAG, format_foreign_lease())]
-    assert not is_expired(store, store.get_run(here))
-    assert not is_expired(store, store.get_run(other_run))
-    Lease(store, here).check()
+    assert not detect_dead_trainer(store, store.get_run(here))
+    assert not detect_dead_trainer(store, store.get_run(other_run))
+    Lease(store, here).read_run()
 
 
 @pytest.fixture
 def journals(own_cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return default_root()
+    return get_unsent_root()
 
 
 def leave_journal(client, run, folder, end=None):
@@ -483,10 +485,10 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, jour
 
 
 def test_a_reused_process_id_is_another_process(store, experiment_id):
-    assert is_being_trained(store, create_leased_run(store, experiment_id))
+    assert detect_live_trainer(store, create_leased_run(store, experiment_id))
     run = create_leased_run(store, experiment_id, started=_read_start_time(os.getpid()) - 2)
-    assert is_expired(store, run)
-    assert not is_being_trained(store, run)
+    assert detect_dead_trainer(store, run)
+    assert not detect_live_trainer(store, run)
 
 
 def test_a_process_that_has_ended_is_gone(store, experiment_id):
@@ -494,12 +496,12 @@ def test_a_process_that_has_ended_is_gone(store, experiment_id):
         # As the child itself would tell it: the start is that of its own process.
         fields = {"pid": child.pid, "started": _read_start_time(child.pid)}
         run = create_leased_run(store, experiment_id, **fields, renewed_at=ago(days=1))
-        assert not is_expired(store, run)  # it is asked for; its age does not matter
+        assert not detect_dead_trainer(store, run)  # it is asked for; its age does not matter
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
-        assert is_expired(store, run)
-    assert is_expired(store, run)
+        assert detect_dead_trainer(store, run)
+    assert detect_dead_trainer(store, run)
 
 
 def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
@@ -514,10 +516,10 @@ def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
             {"pid": "first"},
         )
     )
-    assert is_being_trained(store, recent)
+    assert detect_live_trainer(store, recent)
     assert not sleeps
     for run in (old, future, unreadable, recent):  # all are watched at the same time
-        assert is_expired(store, run)
+        assert detect_dead_trainer(store, run)
         assert sum(sleeps) == lease.EXPIRY_SECONDS == 180
 
 
@@ -541,11 +543,11 @@ def test_a_process_that_cannot_be_inspected_counts_as_alive(
         )
         (tmp_path / "stat").touch()
         monkeypatch.setattr("clear_mlflow.store.lease._PROC", tmp_path)
-        assert not is_expired(store, run)
+        assert not detect_dead_trainer(store, run)
         (tmp_path / str(child.pid)).mkdir()
         (tmp_path / str(child.pid) / "stat").mkdir()  # reading it fails
-        assert is_being_trained(store, run)
-    assert is_expired(store, run)
+        assert detect_live_trainer(store, run)
+    assert detect_dead_trainer(store, run)
 
 
 def test_a_run_without_a_lease_never_expires(store, experiment_id):
@@ -553,5 +555,5 @@ def test_a_run_without_a_lease_never_expires(store, experiment_id):
     state = create_leased_run(store, experiment_id, started=1)
     store.set_terminated(state.info.run_id)
     for run in (others, store.get_run(state.info.run_id)):
-        assert not is_expired(store, run)
-    assert not is_being_trained(store, others)
+        assert not detect_dead_trainer(store, run)
+    assert not detect_live_trainer(store, others)

@@ -28,7 +28,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.disk import OFFLINE_VARIABLE
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store import names
-from clear_mlflow.store.client import preflight
+from clear_mlflow.store.client import connect_store
 from clear_mlflow.store.offline import format_offline_uri, locate_artifacts
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.store.sqlite import get_sqlite_path
@@ -227,7 +227,7 @@ def test_an_ensemble_is_recorded_offline_and_synced(store, folder, monkeypatch):
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_is_an_error_that_names_the_option(folder):
     with pytest.raises(TrackingError, match="pass offline=True to train"):
-        preflight()
+        connect_store()
     refused = CliRunner().invoke(main, ["train", *FAST])
     assert refused.exit_code == 2
     assert "pass --offline to train" in refused.stderr

@@ -21,7 +21,7 @@ from clear_mlflow.api import import_
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.importers import ReadOptions, ResultFile, parse_runs
 from clear_mlflow.store import client as store_client
-from clear_mlflow.store.client import preflight
+from clear_mlflow.store.client import connect_store
 
 
 def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, monkeypatch):
@@ -29,7 +29,7 @@ def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, mon
     store.create_experiment("elsewhere", artifact_location="http://127.0.0.1:9/x")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
     with pytest.raises(TrackingError, match=r":9/x, which is not an artifact store"):
-        preflight()
+        connect_store()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     for module in (import_, store_client):
-        monkeypatch.setattr(module, "preflight", hang)
+        monkeypatch.setattr(module, "connect_store", hang)
     done = invoke(*command)
     assert done.exit_code == 130
     assert len(calls) == 1
@@ -218,7 +218,7 @@ def test_an_unreadable_database_is_an_error_within_seconds(tmp_path, monkeypatch
     monkeypatch.setattr("mlflow.store.db.utils.time", SimpleNamespace(sleep=naps.append))
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}")
     with pytest.raises(TrackingError, match="cannot read experiments"):
-        preflight()
+        connect_store()
     assert 0 < sum(naps) < 10
 
 

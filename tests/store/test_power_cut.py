@@ -11,7 +11,7 @@ from power_cuts import record_cuts, restore
 from stored_runs import without_machine_fields
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.journal.run_folder import RunFolder, default_root, find_run_folders
+from clear_mlflow.journal.run_folder import RunFolder, find_run_folders, get_unsent_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
@@ -179,7 +179,7 @@ def test_a_torn_row_is_written_again(cuts, store, tmp_path, capfd):
         list(sync_folders(find_run_folders(run_id)))
         (tmp_path / row).write_bytes(b"")
         if waits:
-            journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
+            journal = RunFolder.create(get_unsent_root() / run_id, run_id, store.tracking_uri)
             journal.append("accuracy_matrix/rows/row_001.json", intact)
             journal.close()
             assert [synced.action for synced in sync_folders([journal.folder])] == ["sent"]

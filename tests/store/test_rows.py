@@ -25,9 +25,9 @@ from clear_mlflow.store.rows import (
     hash_rows,
     list_row_sizes,
     pack_matrix_tag,
-    read_matrix_tag,
     read_records,
     read_rows,
+    unpack_matrix_tag,
 )
 from clear_mlflow.store.search import select_runs
 
@@ -45,7 +45,7 @@ def records(client, **options):
 
 def test_a_tag_contains_all_rows():
     text = pack_matrix_tag("run", ROWS)
-    assert list(read_matrix_tag("run", text).items()) == list(ROWS.items())
+    assert list(unpack_matrix_tag("run", text).items()) == list(ROWS.items())
     assert len(text) < sum(map(len, ROWS.values())) / 2
 
 
@@ -58,7 +58,7 @@ def test_a_tag_has_at_most_the_length_that_mlflow_stores():
 
 
 def test_the_matrix_tag_of_another_run_is_ignored():
-    assert read_matrix_tag("another", pack_matrix_tag("run", ROWS)) == {}
+    assert unpack_matrix_tag("another", pack_matrix_tag("run", ROWS)) == {}
 
 
 @settings(max_examples=200)
@@ -67,22 +67,22 @@ def test_a_modified_matrix_tag_is_ignored(data):
     text = pack_matrix_tag("run", ROWS)
     at = data.draw(st.integers(0, len(text) - 1))
     changed = text[:at] + data.draw(st.characters()) + text[at + 1 :]
-    assert read_matrix_tag("run", changed) in ({}, ROWS)
-    assert read_matrix_tag("run", text[: min(at, len(text) - 10)]) == {}
-    assert read_matrix_tag("run", data.draw(st.text())) == {}
+    assert unpack_matrix_tag("run", changed) in ({}, ROWS)
+    assert unpack_matrix_tag("run", text[: min(at, len(text) - 10)]) == {}
+    assert unpack_matrix_tag("run", data.draw(st.text())) == {}
 
 
 @pytest.mark.parametrize("packed", [b"null", b"[]", b"{}", b"[" * 9999, b'{"a": 1}', b"\xff"])
 def test_a_matrix_tag_of_other_json_is_ignored(packed):
     text = hash_rows("run", {}) + b64encode(zlib.compress(packed)).decode()
-    assert read_matrix_tag("run", text) == {}
-    assert read_matrix_tag("run", None) == {}
+    assert unpack_matrix_tag("run", text) == {}
+    assert unpack_matrix_tag("run", None) == {}
 
 
 def test_a_compression_bomb_in_a_tag_takes_no_memory():
     bomb = hash_rows("run", {}) + b64encode(zlib.compress(b" " * 10**8)).decode()
     tracemalloc.start()
-    assert read_matrix_tag("run", bomb) == {}
+    assert unpack_matrix_tag("run", bomb) == {}
     assert tracemalloc.get_traced_memory()[1] < 5 * 10**7
     tracemalloc.stop()
 

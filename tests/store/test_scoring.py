@@ -9,7 +9,7 @@ from trainings import NUM_TEST
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.scoring.run_log import log_results, read_scores, read_times, score
+from clear_mlflow.scoring.run_log import compute_times, log_results, read_scores, score
 from clear_mlflow.scoring.run_record import read_record
 from clear_mlflow.store.rows import parse_rows
 
@@ -112,4 +112,4 @@ def test_a_step_has_the_time_of_its_row_or_the_previous_one(store, experiment_id
     stored = read_record(store, run)
     start = 1_769_817_600_123  # 2026-01-31T00:00:00.123 UTC, in milliseconds
     minutes = [1, 1, 2, 2, 4]
-    assert read_times(stored.rows, 4) == {k: start + 60_000 * m for k, m in enumerate(minutes)}
+    assert compute_times(stored.rows, 4) == {k: start + 60_000 * m for k, m in enumerate(minutes)}

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store import sqlite
-from clear_mlflow.store.client import preflight
+from clear_mlflow.store.client import connect_store
 
 SCRIPT = Path(__file__).parents[1] / "support" / "first_opening.py"
 
@@ -55,10 +55,10 @@ def test_a_file_other_than_a_database_is_an_error(tmp_path, store, monkeypatch):
     file.write_text("not a database")
     mlflow.set_tracking_uri(f"sqlite:///{file}")
     with pytest.raises(TrackingError, match="not a database"):
-        preflight()
+        connect_store()
     assert file.read_text() == "not a database"
 
 
 def test_a_store_is_read_if_its_lock_file_cannot_be_created(tmp_path, store):
     (tmp_path / "mlflow.db.lock").mkdir()
-    assert preflight().search_experiments()
+    assert connect_store().search_experiments()

@@ -20,7 +20,7 @@ from short_stream import short_stream
 from stored_runs import artifact_folder, change, rows_folder
 
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, TrackingError
-from clear_mlflow.journal.run_folder import RunFolder, default_root
+from clear_mlflow.journal.run_folder import RunFolder, get_unsent_root
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.store import names
 from clear_mlflow.tracking.resume import (
@@ -156,7 +156,7 @@ def test_only_a_run_without_a_second_row_starts_again(interrupted, tmp_path):
 def unsent_folder(interrupted, own_cache):
     client, run_id = interrupted
     row = rows_folder(client.get_run(run_id)) / "row_002.json"
-    journal = RunFolder.create(default_root() / run_id, run_id, client.tracking_uri)
+    journal = RunFolder.create(get_unsent_root() / run_id, run_id, client.tracking_uri)
     journal.append(f"accuracy_matrix/rows/{row.name}", row.read_bytes())
     journal.close()
     return journal.folder

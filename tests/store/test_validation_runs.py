@@ -16,7 +16,7 @@ from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.scoring.run_log import read_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.rows import parse_rows, read_matrix_tag
+from clear_mlflow.store.rows import parse_rows, unpack_matrix_tag
 from clear_mlflow.sweeps.grid import read_grid
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": 16, "epochs": 1}
@@ -55,7 +55,7 @@ def test_every_output_shows_the_split(store, experiment_id, tmp_path, own_cache)
     record = assemble(rows)
     assert {row.dataset.split for row in rows.values()} == {record.dataset.split} == {"validation"}
     assert record.matrix.num_instances.tolist() == [3, 3, 3]
-    tag = read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
+    tag = unpack_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
     assert assemble(parse_rows(tag)).dataset.split == "validation"
     assert "measured on validation images" in run.data.tags["mlflow.note.content"]
     output = invoke("evaluate", "--runs", run.info.run_id).output

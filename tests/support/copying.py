@@ -20,7 +20,7 @@ from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.scoring.run_log import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import preflight, set_up_mlflow, switch_store
+from clear_mlflow.store.client import connect_store, set_up_mlflow, switch_store
 from clear_mlflow.store.rows import read_row_files
 from clear_mlflow.tracking.copy_runs import RunCopier
 from clear_mlflow.tracking.run_sources import RunSource
@@ -94,7 +94,7 @@ def list_sources(uri):
 
 def copy_all(source, target, copier=RunCopier):
     switch_store(target)
-    return list(copier(preflight(opens_run=False), "copies").copy_runs(list_sources(source)))
+    return list(copier(connect_store(opens_run=False), "copies").copy_runs(list_sources(source)))
 
 
 def copy_until_killed(source, target, last_write):

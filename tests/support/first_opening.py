@@ -18,13 +18,13 @@ from mlflow import MlflowClient
 from mlflow.store.tracking import sqlalchemy_store  # noqa: F401
 from sqlalchemy import event
 
-from clear_mlflow.store.client import preflight, set_up_mlflow
+from clear_mlflow.store.client import connect_store, set_up_mlflow
 
 
 def together(count: int) -> int:
     """Return how many of *count* processes fail."""
     start, start_signal = os.pipe()
-    children = [fork(lambda: (os.read(start, 1), preflight())) for _ in range(count)]
+    children = [fork(lambda: (os.read(start, 1), connect_store())) for _ in range(count)]
     os.write(start_signal, bytes(count))
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 
@@ -39,7 +39,7 @@ def fails_next(statements: int) -> int:
             "after_cursor_execute",
             lambda *_: None if next(remaining, None) is not None else os._exit(9),
         )
-        preflight()
+        connect_store()
 
     if os.waitstatus_to_exitcode(os.waitpid(fork(opens), 0)[1]) != 9:
         raise ValueError(f"setting a store up takes fewer than {statements} statements")
