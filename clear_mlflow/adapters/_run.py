@@ -17,7 +17,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import ACCURACY, RowCost
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import MetricResult
-from clear_mlflow.tracking.joined_run import read_joined_rows
+from clear_mlflow.tracking.joined_run import read_rows_to_join
 from clear_mlflow.tracking.lifecycle import end_shared_run, reopen_run
 from clear_mlflow.tracking.loop_run import LoopRun, track
 
@@ -212,7 +212,7 @@ class CountingAdapter(Adapter):
     def _init_trained(self) -> None:
         """Set ``trained`` to 0 if unset, or raise if rows are stored."""
         if self._trained is None:
-            run_id, rows = read_joined_rows(self._shared_run_id)
+            run_id, rows = read_rows_to_join(self._shared_run_id)
             if rows:
                 last = max(rows)
                 raise ConfigError(

@@ -13,7 +13,7 @@ from avalanche.logging import BaseLogger
 from clear_mlflow.adapters._run import Adapter, convert_metric
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.tracking.joined_run import read_joined_rows
+from clear_mlflow.tracking.joined_run import read_rows_to_join
 
 
 class MLflowAccuracyMatrix(Adapter, BaseLogger):
@@ -164,7 +164,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
     def _read_earlier(self, strategy: Any) -> list[int]:
         """Read once from the store which experiences were trained before this process."""
         if self._earlier is None:
-            run_id, rows = read_joined_rows(self._shared_run_id)
+            run_id, rows = read_rows_to_join(self._shared_run_id)
             self._stored_row = max(rows, default=0)
             self._earlier = list(range(int(strategy.clock.train_exp_counter)))
             if rows:

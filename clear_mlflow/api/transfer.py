@@ -75,10 +75,10 @@ def sync(folders: _Paths = (), *, experiment: str | None = None) -> list[ActionR
     """
     _check_online()
     from clear_mlflow.store.client import set_up_mlflow
-    from clear_mlflow.tracking.sync import copy_offline_folders, find_sync_folders, sync_folders
+    from clear_mlflow.tracking.sync import copy_offline_folders, list_sync_folders, sync_folders
 
     names = _list_paths(folders)
-    offline, waiting = find_sync_folders([Path(name) for name in names])
+    offline, waiting = list_sync_folders([Path(name) for name in names])
     set_up_mlflow()
     sent = sync_folders(waiting, use_recorded_store=not names)
     return [*copy_offline_folders(offline, experiment), *sent]

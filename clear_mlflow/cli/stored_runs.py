@@ -192,9 +192,9 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
     """
     from clear_mlflow.store.client import open_store, set_up_mlflow
     from clear_mlflow.tracking.copy_runs import FAILED
-    from clear_mlflow.tracking.sync import copy_offline_folders, find_sync_folders, sync_folders
+    from clear_mlflow.tracking.sync import copy_offline_folders, list_sync_folders, sync_folders
 
-    offline, waiting = find_sync_folders([Path(folder) for folder in folders or ()])
+    offline, waiting = list_sync_folders([Path(folder) for folder in folders or ()])
     os.environ.pop(OFFLINE_VARIABLE, None)  # it names where the runs are, not where they go
     set_up_mlflow()
     results: list[ActionResult] = []

@@ -51,7 +51,7 @@ from clear_mlflow.sweeps.grid import (
 )
 from clear_mlflow.tracking.lifecycle import build_type_tags, create_run
 from clear_mlflow.tracking.logged_models import log_models
-from clear_mlflow.tracking.resume import has_rows, is_resume_reserved, reserve_resume
+from clear_mlflow.tracking.resume import detect_rows, is_resume_reserved, reserve_resume
 
 
 class SweepStore:
@@ -215,7 +215,7 @@ class SweepStore:
             run_id = attempt.info.run_id
             if attempt.info.status != "KILLED" and not detect_dead_trainer(self.client, attempt):
                 continue
-            if not has_rows(self.client, run_id):
+            if not detect_rows(self.client, run_id):
                 note = note or "from its beginning: it had ended before its first row"
             elif run_id in run.refusals:
                 note = note or f"from its beginning: {run.refusals[run_id]}"

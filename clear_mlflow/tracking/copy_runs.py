@@ -117,14 +117,14 @@ class RunCopier:
         # A parent is opened before its children.
         waiting = sorted(sources, key=lambda source: source.run.info.start_time)
         if len(waiting) > 1:
-            self._search_originals([source.run_id for source in waiting])
+            self._look_up_originals([source.run_id for source in waiting])
         results: list[tuple[RunSource, ActionResult]] = []
         while waiting or results:
             batch = waiting[:_MAX_SEARCH]
             written = [source for source, r in results if r.action in (COPIED, UPDATED)]
-            self._search_copies(written, batch)
+            self._look_up_copies(written, batch)
             for source, result in results:
-                yield self._try(self._close, source, result)
+                yield self._try(self._delete_duplicates, source, result)
             results, searched_at = [], time.monotonic()
             for source in batch:
                 results.append((source, self._try(self._copy, source)))
@@ -135,7 +135,7 @@ class RunCopier:
     def _try(
         self, copy: Callable[..., ActionResult], source: RunSource, *arguments: Any
     ) -> ActionResult:
-        """Call a method of this class. A ClearError becomes its result."""
+        """Call a copying method, and return a ClearError as its result."""
         try:
             return copy(source, *arguments)
         except (ClearError, OSError) as error:
@@ -143,7 +143,7 @@ class RunCopier:
             return ActionResult(None, name, FAILED, str(error), source.run_id, is_problem=True)
 
     def _copy(self, source: RunSource) -> ActionResult:
-        """Copy and score a run, or continue its copy.
+        """Copy and score a run, or complete its copy.
 
         Does nothing if the target has the run itself, or a copy in the same or a newer state or
         with the same rows from another continuation, or if a process trains into the run or copies
@@ -169,7 +169,7 @@ class RunCopier:
             lease = Lease(client, target.info.run_id, target)
             self._copies[experiment_id, source.run_id] = [target]  # its children need it
         else:
-            stored_state = _read_state(target)
+            stored_state = _get_complete_state(target)
             if target.info.status == "KILLED" != _get_copied_status(run):
                 stored_state = None  # the process that copied it was killed before the last write
             if stored_state != state:
@@ -210,7 +210,7 @@ class RunCopier:
         if stored_files and run.info.status == "FINISHED":
             remove_states(client, target)
         has_reports = {*stored_files, *missing_files} >= REPORTS
-        last_time, problem = self._log(source, target, lease, new_tags, has_reports)
+        last_time, problem = self._log_missing_values(source, target, lease, new_tags, has_reports)
         with mlflow_errors(f"end the copy of run {source.run_id}"):
             self._end_copy(run, target, lease, last_time)
         message = (
@@ -254,7 +254,7 @@ class RunCopier:
         rows: Mapping[str, bytes],
         files: Iterable[str],
     ) -> None:
-        """Store the files that a copy lacks. Repeating it changes nothing."""
+        """Store the rows, artifacts and datasets that a copy lacks."""
         client, run_id = self._client, target.info.run_id
         artifacts = ArtifactFolder(client, target)
         with (
@@ -273,7 +273,7 @@ class RunCopier:
                 inputs = source.run.inputs.dataset_inputs
                 retry_on_conflict(lambda: client.log_inputs(run_id, datasets=inputs))
 
-    def _log(
+    def _log_missing_values(
         self,
         source: RunSource,
         target: Run,
@@ -281,11 +281,10 @@ class RunCopier:
         new_tags: Mapping[str, str],
         has_reports: bool,
     ) -> tuple[int, str]:
-        """Log what a copy lacks: histories, parameters, tags and scores.
+        """Log what a copy lacks, and return its last time and problem.
 
-        Repeating it changes nothing. Returns the time of the latest metric value, or the start time
-        if that is later, and a problem or "". The scores of a new copy are logged in the same
-        request.
+        Repeating it changes nothing. The last time is the latest metric value's, or the start time
+        if that is later; the problem may be "". A new copy's scores are logged in the same request.
         """
         client, run = self._client, source.run
         last_time: int = run.info.start_time
@@ -314,7 +313,7 @@ class RunCopier:
             scored = Run(target.info, RunData(metrics, params, tag_list), run.inputs)
             read_history = source.read_history
         try:
-            scores = _score(source, client, scored, has_reports, read_history)
+            scores = _compute_scores(source, client, scored, has_reports, read_history)
         except RecordError as error:
             problem = f"it is copied, but cannot be scored: {error}"
             with mlflow_errors(f"copy run {source.run_id}"):
@@ -342,8 +341,8 @@ class RunCopier:
             self._experiment_ids[key] = find_or_create_experiment(self._client, name)
         return self._experiment_ids[key]
 
-    def _search_originals(self, source_ids: Sequence[str]) -> None:
-        """Look up which of these runs the target has.
+    def _look_up_originals(self, source_ids: Sequence[str]) -> None:
+        """Search which of these runs the target has, and remember them.
 
         No run gets one of these ids later.
         """
@@ -361,8 +360,8 @@ class RunCopier:
             self._originals[run_id] = read_run_or_none(self._client, run_id)
         return self._originals[run_id]
 
-    def _search_copies(self, written: Sequence[RunSource], waiting: Sequence[RunSource]) -> None:
-        """Search the copies of runs at once, by their start times.
+    def _look_up_copies(self, written: Sequence[RunSource], waiting: Sequence[RunSource]) -> None:
+        """Search the copies of runs at once, and remember them.
 
         written: forgets the copies of their parents as well.
         """
@@ -389,7 +388,7 @@ class RunCopier:
             self._copies |= {key: _sort_copies(runs) for key, runs in copies.items()}
 
     def _find_copies(self, experiment_id: str, source_id: str) -> list[Run]:
-        """Return a run's copies, complete ones first, then by run id."""
+        """Search a run's copies unless remembered, complete ones first."""
         key = experiment_id, source_id
         if key not in self._copies:
             condition = f"tags.`{names.COPIED_FROM_TAG}` = '{source_id}'"
@@ -401,7 +400,7 @@ class RunCopier:
         return None if parent_id is None else self._original_ids.get(parent_id, parent_id)
 
     def _find_parent(self, experiment_id: str, source_id: str | None) -> str | None:
-        """Return the id of the copy or original of a source in the target, or None."""
+        """Search the copy or original of a source, and return its id."""
         if source_id is None:
             return None
         copies = self._find_copies(experiment_id, source_id)
@@ -409,7 +408,7 @@ class RunCopier:
         return None if parent is None else str(parent.info.run_id)
 
     def _set_parent(self, child: Run, source_id: str | None) -> None:
-        """Make the copy of a source the parent of a run.
+        """Tag a run with the copy of a source as its parent.
 
         Another machine may delete that copy as a duplicate. Either it finds this child afterwards,
         or the search after the tag was set finds another copy.
@@ -422,7 +421,7 @@ class RunCopier:
             current = parent_id
             self._copies.pop((experiment_id, str(source_id)), None)
 
-    def _close(self, source: RunSource, result: ActionResult) -> ActionResult:
+    def _delete_duplicates(self, source: RunSource, result: ActionResult) -> ActionResult:
         """Delete all copies of a run but one, which gets its parent.
 
         Returns the result for it. Two machines may each create a copy. Each searches after its own
@@ -439,7 +438,7 @@ class RunCopier:
             return result
         kept_copy, *others = copies
         for copy in others:
-            if _read_state(copy) is not None or not detect_live_trainer(client, copy):
+            if _get_complete_state(copy) is not None or not detect_live_trainer(client, copy):
                 run_id = copy.info.run_id
                 with mlflow_errors(f"delete run {run_id}, a duplicate"):
                     client.delete_run(run_id)
@@ -452,24 +451,24 @@ class RunCopier:
 
 
 def _sort_copies(copies: Iterable[Run]) -> list[Run]:
-    """Return copies of one run, complete ones first, then by run id."""
-    return sorted(copies, key=lambda run: (_read_state(run) is None, run.info.run_id))
+    """Sort copies of one run, complete ones first, then by run id."""
+    return sorted(copies, key=lambda run: (_get_complete_state(run) is None, run.info.run_id))
 
 
-def _read_state(copy: Run) -> str | None:
-    """Return the source's hash of a complete copy, else None."""
+def _get_complete_state(copy: Run) -> str | None:
+    """Return the source's hash in a copy's tag, None while incomplete."""
     tags = copy.data.tags
     return None if names.PROCESS_TAG in tags else tags.get(names.COPIED_STATE_TAG)
 
 
-def _score(
+def _compute_scores(
     source: RunSource,
     client: MlflowClient,
     run: Run,
     has_reports: bool,
     read_history: Callable[[str], list[Metric]] | None,
 ) -> Scores:
-    """Score a copy from its source's files, mostly on this machine.
+    """Compute a copy's scores from its source's files, without logging them.
 
     run: the copy, with all tags and metrics of its source. read_history: see
     :func:`find_changes`; it is called only if the source was scored with other rows or versions.
@@ -550,7 +549,7 @@ def _select_new_points(source: RunSource, target: RunSource) -> Iterator[Metric]
 
 
 def _select_tags(run: Run) -> dict[str, str]:
-    """Return a run's tags without leases, ids of other runs, and hashes."""
+    """Select a run's tags without leases, ids of other runs, and hashes."""
     tags = {key: value for key, value in run.data.tags.items() if key not in _SOURCE_TAGS}
     if run.data.tags.get(names.KIND_TAG) == names.KIND_SWEEP:
         tags.pop(names.MLFLOW_NOTE, None)  # it links to the comparison, which is not copied
@@ -560,7 +559,7 @@ def _select_tags(run: Run) -> dict[str, str]:
 
 
 def _build_score_tags(run: Run, target: Run, rows: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the tags that mark a copy as scored, or {}.
+    """Build the tags that mark a copy as scored, or {}.
 
     The page's hash is left out: the page contains the run's id.
     """

@@ -24,8 +24,8 @@ from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.lifecycle import get_active_run_id
 
 
-def read_joined_rows(shared_run_id: str | None) -> tuple[str | None, dict[int, AccuracyRow]]:
-    """Read the rows of the run that a loop would join.
+def read_rows_to_join(shared_run_id: str | None) -> tuple[str | None, dict[int, AccuracyRow]]:
+    """Upload what earlier processes left, and read the active run's rows.
 
     Returns its id and rows, or None and no rows.
 
@@ -34,7 +34,7 @@ def read_joined_rows(shared_run_id: str | None) -> tuple[str | None, dict[int, A
     run_id = shared_run_id or get_active_run_id() or MLFLOW_RUN_ID.get()
     if run_id is None:
         return None, {}
-    _, records = _read_rows(connect_store(opens_run=False), run_id)
+    _, records = _upload_and_read_rows(connect_store(opens_run=False), run_id)
     return run_id, {record.row.row: record.row for record in records.values()}
 
 
@@ -45,7 +45,7 @@ def read_joined_run(
 
     Raises TrackingError if they belong to another loop than this dataset and seed.
     """
-    run, records = _read_rows(client, run_id)
+    run, records = _upload_and_read_rows(client, run_id)
     rows: dict[int, AccuracyRow] = {}
     for file_name, record in records.items():
         row = record.row.reorder(dataset.buckets)
@@ -66,7 +66,7 @@ def read_joined_run(
     return run, rows, {(test.bucket, test.test): test for test in tests}
 
 
-def _read_rows(client: MlflowClient, run_id: str) -> tuple[Run, dict[str, RowRecord]]:
+def _upload_and_read_rows(client: MlflowClient, run_id: str) -> tuple[Run, dict[str, RowRecord]]:
     """Upload what earlier processes left, and read the run and its rows."""
     with mlflow_errors(f"read run {run_id}"):
         upload_remaining_folders(client, client.get_run(run_id))

@@ -96,7 +96,7 @@ class RunResult:
         return isinstance(self.problem, LeaseLostError)
 
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
-        """Return the outcome to store. sets_status: False to keep the run's."""
+        """Build the outcome to store, including the status if *sets_status*."""
         status = self.status if sets_status else None
         return Outcome(status, self.error, self.diverged)
 
@@ -118,7 +118,7 @@ class RunResult:
 def build_result(
     error: BaseException | None, run_id: str | None, received_signals: Sequence[int] = ()
 ) -> RunResult:
-    """Return how a training ended, from its exception and signals.
+    """Convert a training's exception and signals to its result.
 
     The status is KILLED after KeyboardInterrupt, or if a stopping signal ended the training
     process, else FAILED. An UnsentError has the status of the error that caused it.
@@ -157,7 +157,7 @@ def open_run(
     rename: bool = False,
     system_metrics: bool | None = None,
 ) -> str:
-    """Start a new run, or the run that MLFLOW_RUN_ID names.
+    """Start a new active run, or wait for and continue MLFLOW_RUN_ID.
 
     Returns its id. Makes it MLflow's active run and acquires its lease, the right of this process
     to write to it. Waits up to three minutes if a process on another machine may have the lease of
@@ -189,7 +189,7 @@ def open_run(
 
 
 def build_type_tags(run_type: str) -> dict[str, str]:
-    """Return the tags of a run of this package, for its creation."""
+    """Build the tags that a new run of this package has."""
     return {names.KIND_TAG: run_type, names.VERSION_TAG: __version__}
 
 
@@ -211,7 +211,7 @@ def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
 def create_run(
     client: MlflowClient, experiment_id: str, name: str | None, tags: Mapping[str, str]
 ) -> str:
-    """Create a run that is not MLflow's active one, and return its id.
+    """Create a run, not MLflow's active one, and return its id.
 
     tags: tags in addition to those that MLflow sets, such as the user's name.
     """
@@ -220,7 +220,7 @@ def create_run(
 
 
 def join_run(client: MlflowClient, run_id: str) -> None:
-    """Acquire an open run's lease, the right to write to it.
+    """Wait for an open run's lease, and acquire it.
 
     Waits up to three minutes if a process on another machine may have the lease. Raises
     TrackingError if another process is training into the run.
@@ -245,7 +245,7 @@ def get_active_run_id(store_uri: str | None = None) -> str | None:
 
 
 def get_autolog_run_id() -> str | None:
-    """Return the id of the run that MLflow's autologging opened, if any."""
+    """Return the id of the run that MLflow's autologging opened, or None."""
     active = mlflow.active_run()
     if active is None or MLFLOW_AUTOLOGGING not in active.data.tags:
         return None
@@ -270,7 +270,7 @@ def end_run(
     numbers of the rows that this process stored; it is an error if the store lacks one of them.
     """
     if result.has_lost_lease:
-        _detach_run(run_id)
+        _forget_run(run_id)
         return result
     if result.unsent is not None:
         _leave_for_sync(client, run_id, result, sets_status)
@@ -286,7 +286,7 @@ def end_run(
         with mlflow_errors(f"look at run {run_id}"):
             return replace(result, links=tuple(format_run_links(client, run)))
     except LeaseLostError as error:
-        _detach_run(run_id)
+        _forget_run(run_id)
         result = training_result.add_problem(error, keep_status=True)
         return replace(result, problem=error)
     except ClearError as error:
@@ -408,7 +408,7 @@ def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_s
     Returns "" if no disk can be written. If *sets_status*, MLflow forgets the run.
     """
     if sets_status:
-        _detach_run(run_id)
+        _forget_run(run_id)
     for path in (*find_run_folders(run_id), *list_candidate_folders(run_id)):
         try:
             if (path / HEADER_JSON).is_file():
@@ -427,7 +427,7 @@ def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_s
     return ""
 
 
-def _detach_run(run_id: str) -> None:
+def _forget_run(run_id: str) -> None:
     """Make MLflow forget a run, so that exit leaves its status."""
     forget_active_run(run_id)
     if monitor := forget_system_metrics(run_id):

@@ -151,7 +151,7 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
 
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
-    """Return the scores after *row* buckets, named like the run's."""
+    """Build the scores after *row* buckets, named like the run's."""
     time = compute_times(scores.stored.rows, row)[row]
     inputs = scores.stored.run.inputs
     datasets = [each.dataset for each in inputs.dataset_inputs] if inputs else []

@@ -29,7 +29,7 @@ _INTEGER = "a whole number"
 def add_true_labels(
     dataset: DatasetDescription, labels: object, ids: Sequence[Sequence[object]] | None = None
 ) -> DatasetDescription:
-    """Add an evaluation set of true labels, unless it is there already.
+    """Return a dataset with an evaluation set of labels, or raise ConfigError.
 
     Sets ``num_test`` and ``class_names``, too, and a digest if the dataset has none.
     labels: class indices of the test images, per bucket. ids: a name of each image, per bucket.
@@ -68,7 +68,7 @@ def _build_evaluation_set(
     ids: Sequence[Sequence[object]] | None,
     class_names: Sequence[str],
 ) -> EvaluationSet:
-    """Build the evaluation set of all buckets.
+    """Build the evaluation set of all buckets, or raise ConfigError.
 
     Without *ids*, images are named by their index. The content hash of an image is a hash of its
     bucket and name, because its file is not known. Raises ConfigError if an argument is invalid.
@@ -198,7 +198,7 @@ def check_same_row(stored: AccuracyRow, row: AccuracyRow) -> None:
         )
 
 
-def check_nothing_new(
+def check_same_cost_and_predictions(
     stored: AccuracyRow,
     row: AccuracyRow,
     predictions: bytes | None,
@@ -226,7 +226,7 @@ def check_nothing_new(
 def build_test(
     dataset: DatasetDescription, bucket: object, correct: object, **numbers: object
 ) -> AnytimeRow:
-    """Build a test within a bucket, from the test images classified correctly.
+    """Build a test within a bucket from counts, or raise ConfigError.
 
     bucket: name or number, from 1, of the bucket in training. correct: one count per bucket, or by
     bucket. numbers: ``test``, ``num_tests``, ``step`` and ``num_steps`` of :class:`AnytimeRow`.
@@ -267,7 +267,7 @@ def _parse_row_number(dataset: DatasetDescription, after: object, argument: str 
 
 
 def _parse_predictions(images: EvaluationSet, row: int, predictions: object) -> RowPredictions:
-    """Check arrays per bucket of classes or probabilities, which become float16."""
+    """Convert arrays per bucket of classes or probabilities, or raise ConfigError."""
     num_classes = len(images.class_names)
     parts = list(map(_to_array, _split_buckets("predictions", images.buckets, predictions)))
     shapes = [part.shape for part in parts]
@@ -342,7 +342,7 @@ def parse_keys(buckets: object) -> tuple[str, ...]:
 
 
 def parse_num_instances(keys: tuple[str, ...], counts: object) -> tuple[int, ...] | None:
-    """Parse the test images per bucket, which may be one number."""
+    """Convert test images per bucket, or one number, to a tuple."""
     counts = _to_python(_key_series(counts))
     if counts is not None and not isinstance(counts, (Sequence, Mapping)):
         counts = [counts] * len(keys)
@@ -350,7 +350,7 @@ def parse_num_instances(keys: tuple[str, ...], counts: object) -> tuple[int, ...
 
 
 def parse_score(name: str, *, lower_is_better: object) -> Score:
-    """Build the score that a loop measures."""
+    """Build the score that a loop measures, or raise ConfigError."""
     if not isinstance(lower_is_better, bool):
         raise ConfigError(
             f"lower_is_better is {safe_repr(lower_is_better)}; expected True or False"
@@ -401,7 +401,7 @@ def _key_series(values: Any) -> Any:
 
 
 def _key_by_bucket(name: str, values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Convert keys to texts, unless two of them name the same bucket."""
+    """Convert keys to texts, or raise ConfigError if two are equal."""
     converted = {str(key): value for key, value in values.items()}
     if len(converted) < len(values):
         keys = list(map(str, values))
@@ -413,7 +413,7 @@ def _key_by_bucket(name: str, values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _to_array(values: Any) -> NDArray[Any]:
-    """Convert lists, an array, or a tensor on any device.
+    """Convert lists, an array, or a tensor on any device, to NumPy.
 
     Floats of a tensor become float64.
     """
@@ -438,7 +438,7 @@ def _to_python(value: Any) -> Any:
 
 
 def parse_int(name: str, value: object, expected: str = _INTEGER) -> int:
-    """Convert an integer of Python, of NumPy or in a tensor."""
+    """Convert an integer of Python, NumPy or a tensor, or raise ConfigError."""
     value = _to_python(value)
     with suppress(TypeError):
         if not isinstance(value, bool):
@@ -447,7 +447,7 @@ def parse_int(name: str, value: object, expected: str = _INTEGER) -> int:
 
 
 def parse_texts(name: str, values: Mapping[str, object] | None) -> dict[str, str]:
-    """Convert params or tags to texts. Reserved names raise ConfigError."""
+    """Convert params or tags to texts, or raise ConfigError."""
     if not isinstance(values, (Mapping, type(None))):
         raise ConfigError(
             f"{name} is {safe_repr(values)}; expected a dictionary such as {{'lr': 0.1}}"

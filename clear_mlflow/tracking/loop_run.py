@@ -61,7 +61,7 @@ from clear_mlflow.tracking.loop_rows import (
     build_test,
     build_value_row,
     check_accuracy,
-    check_nothing_new,
+    check_same_cost_and_predictions,
     check_same_row,
     parse_int,
     parse_keys,
@@ -303,7 +303,7 @@ class LoopRun(DisplayedRun):
             failure = error
             last = len(self.dataset.buckets)
             if error is None and self.expects_last_row and self._rows.keys() == set(range(last)):
-                failure = _build_missing_row_error(last, self.run_id)
+                failure = _build_missing_last_row_error(last, self.run_id)
             try:
                 recorder.close(error)
             except ClearError as unsent:
@@ -412,7 +412,7 @@ class LoopRun(DisplayedRun):
             digest = hashlib.sha256(content).digest() if content else None
             if (stored_row := self._rows.get(row.row)) is not None:
                 check_same_row(stored_row, row)
-                check_nothing_new(stored_row, row, digest, self._predictions)
+                check_same_cost_and_predictions(stored_row, row, digest, self._predictions)
                 return
             files: dict[str, bytes] = {}
             tags: dict[str, str] = {}
@@ -525,7 +525,7 @@ class LoopRun(DisplayedRun):
 
     @contextmanager
     def _lock_recorder(self, item: str, items: str) -> Iterator[RunRecorder]:
-        """Yield the recorder, locked for this thread. item, items: for messages."""
+        """Lock the recorder during the block, or raise TrackingError outside it."""
         # Before the lock, which a fork may have copied while it was locked.
         if os.getpid() != self._process_id:
             raise TrackingError(
@@ -582,7 +582,7 @@ class LoopRun(DisplayedRun):
         return f"{json.dumps(content, indent=2)}\n".encode()
 
 
-def _build_missing_row_error(last: int, run_id: str) -> RecordError:
+def _build_missing_last_row_error(last: int, run_id: str) -> RecordError:
     return RecordError(
         f"row {last} is missing; 0 means before any training. If the loop counts from 0, log i + 1 "
         f"in a new run; otherwise, log row {last} with MLFLOW_RUN_ID={run_id}"

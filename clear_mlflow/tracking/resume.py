@@ -73,7 +73,7 @@ class ResumePoint:
         return not self.state_rows or str(self.run.info.status) == "FINISHED"
 
     def find_stored_row(self, measured: AccuracyRow) -> AccuracyRow | None:
-        """Find the stored row with the number of *measured*, or None.
+        """Return the stored row with the number of *measured*, or None.
 
         Raises TrackingError if the stored row was measured on other test images.
         """
@@ -94,8 +94,8 @@ class ResumePoint:
         return stored
 
 
-def has_rows(client: MlflowClient, run_id: str) -> bool:
-    """Return True if the store or this disk has rows.
+def detect_rows(client: MlflowClient, run_id: str) -> bool:
+    """Return True if a run has rows, waiting for another process's lease.
 
     Raises TrackingError if another process is training into the run.
     """
@@ -113,7 +113,7 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
 
     download_folder: folder for the training state, which is read from there later.
     """
-    run = _get_resumable_run(client, run_id)
+    run = _read_resumable_run(client, run_id)
     config = _read_config(client, run)
     try:
         upload_remaining_folders(client, run)
@@ -167,7 +167,7 @@ def read_resume_point(client: MlflowClient, run_id: str, download_folder: Path) 
 
 
 def resolve_resume_parameters(point: ResumePoint, requested: Mapping[str, str]) -> TrainConfig:
-    """Return the parameters that a run is resumed with.
+    """Combine stored and requested parameters, or raise ConfigError.
 
     Raises ConfigError if *requested* differs from the run's parameters, or does not name the
     user's code that the run needs. A requested ``auto`` is the run's value.
@@ -284,7 +284,7 @@ def reserve_resume(client: MlflowClient, run: Run) -> int:
 def is_resume_reserved(run: Run) -> bool:
     """Return True if another process is about to resume a run."""
     reservations = _list_reservations(run)
-    return len(reservations) > _read_num_resumes(run) and is_recent_reservation(reservations[-1])
+    return len(reservations) > _get_num_resumes(run) and is_recent_reservation(reservations[-1])
 
 
 def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
@@ -310,7 +310,7 @@ def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
             raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
 
 
-def _get_resumable_run(client: MlflowClient, run_id: str) -> Run:
+def _read_resumable_run(client: MlflowClient, run_id: str) -> Run:
     with mlflow_errors(f"read run {run_id[:80]}"):
         (run,) = select_runs(client, run_ids=(run_id,))
     if isinstance(run, MissingRun):
@@ -335,7 +335,7 @@ def _get_resumable_run(client: MlflowClient, run_id: str) -> Run:
 def _read_rows(
     client: MlflowClient, run: Run, state: StoredState | None
 ) -> tuple[dict[str, RowRecord], frozenset[int]]:
-    """Return rows by file name, and damaged row numbers to measure again."""
+    """Read rows by file name, and damaged row numbers to measure again."""
     records_by_file: dict[str, RowRecord] = {}
     damaged_rows = set()
     for name, content in read_row_files(client, run).items():
@@ -352,14 +352,14 @@ def _read_rows(
 
 
 def _list_reservations(run: Run) -> list[str]:
-    """List the JSON lease of each reserved resume, in order."""
+    """Return the JSON lease of each reserved resume, in order."""
     reservations = (
         run.data.params.get(f"{_RESERVATION_PREFIX}{number}", "") for number in itertools.count(1)
     )
     return list(itertools.takewhile(bool, reservations))
 
 
-def _read_num_resumes(run: Run) -> int:
+def _get_num_resumes(run: Run) -> int:
     value = run.data.tags.get(names.RESUMES_TAG, "0")
     return int(value) if re.fullmatch("[0-9]{1,9}", value) else 0
 

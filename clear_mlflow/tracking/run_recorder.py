@@ -151,7 +151,7 @@ class RunRecorder:
         curve: Iterable[CurvePoint] = (),
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Write a row with files and metrics to disk, and upload them.
+        """Write a row to disk, and wait seconds until it is uploaded.
 
         Waits up to 5 seconds until the row and its files are stored, and up to 10 seconds until
         plotting code is loaded, unless it is row 0. Raises LeaseLostError if another process has
@@ -186,7 +186,7 @@ class RunRecorder:
     def write_missing_files(
         self, stored: AccuracyRow, *, files: Mapping[str, bytes], curve: Iterable[CurvePoint]
     ) -> None:
-        """Write and upload files that a stored row lacks.
+        """Write files that a stored row lacks, and wait for their upload.
 
         stored: the row in the store, from which later metrics are computed. files: artifact path to
         content. curve: values of the loss curve since the last row.
@@ -201,21 +201,21 @@ class RunRecorder:
             self._wait_and_enqueue(points)
 
     def write_file(self, path: str, content: bytes) -> None:
-        """Write an artifact to disk, to be uploaded.
+        """Write an artifact to disk, and enqueue its upload.
 
-        If the disk is full, tries another one. Raises TrackingError if no disk can be written.
+        Tries another disk if one is full. Raises TrackingError if no disk can be written.
         """
-        self._append(path, lambda folder: folder.append(path, content))
+        self._append_and_enqueue(path, lambda folder: folder.append(path, content))
 
     def write_tags(self, tags: Mapping[str, str]) -> None:
-        """Write tags of the run to disk, to be uploaded, like :meth:`write_file`.
+        """Write tags of the run to disk, and enqueue their upload.
 
         Only the tags of rows, predictions, tests within buckets, missing training states and the
         dataset's digest can be uploaded.
         """
-        self._append(TAGS_JSON, lambda folder: folder.append_json(TAGS_JSON, tags))
+        self._append_and_enqueue(TAGS_JSON, lambda folder: folder.append_json(TAGS_JSON, tags))
 
-    def _append(self, name: str, append: Callable[[RunFolder], Entry]) -> None:
+    def _append_and_enqueue(self, name: str, append: Callable[[RunFolder], Entry]) -> None:
         while True:
             folder = self._folders[-1]
             try:
@@ -231,7 +231,7 @@ class RunRecorder:
         self.uploader.enqueue(entry)
 
     def write_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Write loss, learning rate and speed to disk, to be uploaded.
+        """Write loss, learning rate and speed, and enqueue their upload.
 
         If the disk is full, they stay in memory and are written with the next ones.
         """

@@ -61,10 +61,7 @@ class RunSource:
 
     @property
     def experiment(self) -> str | None:
-        """The experiment's name, None for Default and for files.
-
-        Raises TrackingError.
-        """
+        """The experiment's name from the store, None for Default and for files."""
         experiment_id = self.run.info.experiment_id
         if experiment_id in (DEFAULT_EXPERIMENT_ID, NO_EXPERIMENT):
             return None
@@ -78,7 +75,7 @@ class RunSource:
         return str(tag if RUN_ID.fullmatch(tag) else self.run.info.run_id)
 
     def read_histories(self) -> Iterator[Metric]:
-        """Yield all values of all metrics, those such as "test_accuracy/bucket_01" last."""
+        """Read and yield all values of all metrics, buckets' series last."""
         run_id = self.run.info.run_id
         if (folder := get_run_folder(self.run)) is not None:
             yield from sorted(read_points(folder), key=lambda p: names.is_bucket_series(p.key))
@@ -90,7 +87,7 @@ class RunSource:
                 yield from (Metric(m.key, m.value, m.timestamp, m.step) for m in history)
 
     def read_history(self, name: str) -> list[Metric]:
-        """Return all values of a metric. Reads all metrics the first time."""
+        """Return all values of a metric, reading all metrics once."""
         return self._histories.get(name, [])
 
     @cached_property
@@ -101,14 +98,14 @@ class RunSource:
         return histories
 
     def read_rows(self) -> dict[str, bytes]:
-        """Return the contents of the row files by file name.
+        """Read the row files, and return contents by file name.
 
         Raises RecordError if a row is missing although the run's tags name it.
         """
         return read_row_files(self.client, self.run)
 
     def list_files(self) -> dict[str, int | None]:
-        """Return artifact sizes by path, None for an unknown size.
+        """List artifact sizes by path, None for an unknown size.
 
         Skips row files, report.html, which contains the run's id, unsafe paths, and on this machine
         what :func:`walk_files` skips.
@@ -124,13 +121,13 @@ class RunSource:
         }
 
     def fetch_file(self, path: str, scratch: Path) -> Path:
-        """Return an artifact's path on this machine, downloaded if necessary."""
+        """Download an artifact unless it is local, and return its path."""
         folder, _, name = path.rpartition("/")
         return ArtifactFolder(self.client, self.run, folder).fetch_file(name, scratch)
 
 
 def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
-    """Return the runs of a store that can be copied.
+    """Read the runs of a store that can be copied.
 
     These are trainings, ensembles, sweeps, other runs with rows, and the selected parents of these.
     Raises TrackingError if the store, a run or an experiment does not exist.
@@ -180,7 +177,7 @@ def _can_copy(client: MlflowClient, run: Run) -> bool:
 
 
 def _walk_remote(root: ArtifactFolder, path: str = "") -> Iterator[tuple[str, int | None]]:
-    """Yield path and size (or None) of artifacts with safe paths."""
+    """List artifacts recursively, yielding safe paths with size or None."""
     with mlflow_errors("list the artifacts of a run"):
         entries = root.repository.list_artifacts(path or None) or []
     for entry in entries:

@@ -47,8 +47,8 @@ SENT = "sent"
 _KILLED = Outcome("KILLED", "its process was killed while the tracking store was away")
 
 
-def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return two lists: the offline folders and the run folders to sync.
+def list_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """List the offline folders and the run folders to sync.
 
     An offline folder is a store with complete runs. A run folder contains files of one run that are
     not uploaded yet. Each path is one of them, or has some directly in it; run folders next to
@@ -62,14 +62,14 @@ def find_sync_folders(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         folders = list_offline_folders(folder)
         if not folders and any(folder.glob(f"*/{HEADER_JSON}")):
             raise TrackingError(f"{folder} contains runs, but lacks its {HEADER}; copy it again")
-        return folders, select_folders(None)
+        return folders, list_folders_to_upload(None)
     offline: list[Path] = []
     waiting: list[Path] = []
     for path in paths:
         if folders := list_offline_folders(path):
             offline += folders
         else:
-            waiting += select_folders(path)
+            waiting += list_folders_to_upload(path)
     return offline, waiting
 
 
@@ -103,8 +103,8 @@ def copy_offline_folders(folders: Sequence[Path], experiment: str | None) -> Ite
         yield from copier.copy_runs(sources)
 
 
-def select_folders(folder: Path | None) -> list[Path]:
-    """Return the run folders to upload: *folder* or those in it.
+def list_folders_to_upload(folder: Path | None) -> list[Path]:
+    """List *folder* or the run folders in it, or raise TrackingError.
 
     Raises TrackingError if there are none. folder: None for all run folders in the default
     locations of this machine, which may be none.
@@ -128,7 +128,7 @@ def select_folders(folder: Path | None) -> list[Path]:
 def sync_folders(
     folders: Sequence[Path], *, use_recorded_store: bool = False
 ) -> Iterator[ActionResult]:
-    """Upload run folders, and set the runs' final status.
+    """Upload and delete run folders, and set the runs' final status.
 
     Scores the runs and deletes the folders that were uploaded. A run whose process was killed
     becomes KILLED. Yields a result for each folder; an error is in the result and does not stop the
@@ -182,7 +182,7 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> ActionResult:
 
 
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
-    """Score a run and set its outcome. Return for example "scored, FINISHED"."""
+    """Score a run, store its outcome, and describe what was done."""
     run_id = run.info.run_id
     is_ensemble = run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE
     if not is_ensemble:

@@ -55,7 +55,7 @@ from clear_mlflow.tracking.resume import (
     ResumePoint,
     check_data,
     check_parameters,
-    has_rows,
+    detect_rows,
     read_resume_point,
     resolve_resume_parameters,
     take_over,
@@ -174,7 +174,7 @@ def resume_supervised(
 def train_sweep_run(
     requested: Mapping[str, str], run_id: str, experiment_id: str, tracking_uri: str
 ) -> tuple[int, str | None, bool]:
-    """Train into a run of a sweep, on a cluster.
+    """Train into a sweep's run, returning exit code, error and SIGKILL.
 
     Sets MLflow's store, run and experiment in the environment of this process. Returns the exit
     code, the error in one line or None, and True if the child process was ended by SIGKILL, for
@@ -284,7 +284,7 @@ def _train_members(
     received_signals: Sequence[int],
     results: dict[int, RunResult],
 ) -> None:
-    """Train each seed into a child run, and log their summary.
+    """Train each seed into a child run, filling *results*.
 
     received_signals: may grow. results: filled with the result of each seed that is trained.
     """
@@ -321,7 +321,7 @@ def _train_members(
 def _find_interrupted_run(
     client: MlflowClient, signals: StoppingSignals, can_wait: bool
 ) -> str | None:
-    """Find out whether MLFLOW_RUN_ID names a run that has rows.
+    """Wait if necessary, and return MLFLOW_RUN_ID if it has rows.
 
     May wait three minutes for a process on another machine.
     """
@@ -332,7 +332,7 @@ def _find_interrupted_run(
         client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
     )
     with mlflow_errors(f"read run {run_id}"):
-        return run_id if has_rows(client, run_id) else None
+        return run_id if detect_rows(client, run_id) else None
 
 
 def _find_unfinished_run(client: MlflowClient) -> str:

@@ -106,7 +106,7 @@ class TrainingRun:
             self.log(measured)
 
     def log(self, measured: Measurement) -> None:
-        """Store a message of the training."""
+        """Store a row, test, curve or state that the training measured."""
         if measured.row is not None and self._dataset is not None:
             self._log_row(self._dataset, measured.row, measured)
         elif measured.test is not None:
@@ -180,7 +180,7 @@ class TrainingRun:
             self.recorder.write_test(test)
 
     def _log_state(self, measured: Measurement) -> None:
-        """Enqueue the upload of the newest row's training state, from memory.
+        """Enqueue the upload of a training state, unless the store fails.
 
         Drops it while the store cannot be reached: states of a large model would fill the disk.
         """
@@ -247,7 +247,7 @@ class TrainingRun:
             "model": config.format_record()["model"],
         }
         tags = {
-            names.KIND_TAG: _get_run_type(config),
+            names.KIND_TAG: _select_run_type(config),
             names.PARAMETERS_TAG: describe_parameters(config),
         }
         if (num_processes := read_dist_env().size) > 1:
@@ -281,7 +281,7 @@ class TrainingRun:
 def open_training_run(
     client: MlflowClient, config: TrainConfig, run_name: str | None = None
 ) -> str:
-    """Start a new run, or the one that MLFLOW_RUN_ID names.
+    """Start a new active run, or continue MLFLOW_RUN_ID without rows.
 
     Returns its id. Raises TrackingError if the run contains rows already, or another process is
     training into it. Makes the run active and waits like :func:`open_run`.
@@ -289,7 +289,7 @@ def open_training_run(
     run_name: name of a new run; None for a name made of the parameters.
     """
     check = partial(check_has_no_rows, client)
-    name, run_type = run_name or format_run_name(config), _get_run_type(config)
+    name, run_type = run_name or format_run_name(config), _select_run_type(config)
     return open_run(client, name, check, run_type=run_type, system_metrics=True)
 
 
@@ -300,7 +300,7 @@ def format_run_name(config: TrainConfig) -> str:
     return f"{config.strategy} {config.stream_name} {seeds}"
 
 
-def _get_run_type(config: TrainConfig) -> str:
+def _select_run_type(config: TrainConfig) -> str:
     return names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE
 
 

@@ -25,7 +25,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import parse_rows, read_row_files
 from clear_mlflow.tracking.resume import ResumePoint
-from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.sync import list_folders_to_upload, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
@@ -139,7 +139,7 @@ def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
         name = f"{ANYTIME_FOLDER}/{format_anytime_file_name(test.bucket, test.test)}"
         journal.append(name, test.to_json(WRITTEN_AT).encode())
     journal.close()
-    (synced,) = sync_folders(select_folders(journal.folder))
+    (synced,) = sync_folders(list_folders_to_upload(journal.folder))
     assert synced.action == "sent", synced.detail
     assert stored_tests(finished)[2:4] == [TESTS[2][0], other[1]]
     assert not journal.folder.exists()

@@ -434,10 +434,10 @@ def test_a_process_that_was_killed_before_it_looked_for_the_parent(family, targe
     class KilledCopier(OvertakenCopier):
         """Copier that ends once the child is copied."""
 
-        def _close(self, source, result):
+        def _delete_duplicates(self, source, result):
             if source is child:
                 raise KeyboardInterrupt
-            return super()._close(source, result)
+            return super()._delete_duplicates(source, result)
 
     with pytest.raises(KeyboardInterrupt):
         list(KilledCopier(client, parent, times=1).copy_runs([parent, child]))

@@ -15,7 +15,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import MAX_POINTS
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.tracking.run_recorder import RunRecorder
-from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.sync import list_folders_to_upload, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -123,7 +123,7 @@ def test_unsent_points_are_sent_if_the_run_lacks_their_step(store, run_id):
     ]
     row_point = Metric("renate/average_accuracy", 0.5, 1_000, 1)
     left_spool(store, run_id, [*waiting[0], row_point], waiting[1], waiting[2])
-    (synced,) = sync_folders(select_folders(get_unsent_root() / run_id))
+    (synced,) = sync_folders(list_folders_to_upload(get_unsent_root() / run_id))
     assert synced.action == "sent", synced.detail
     expected = build_series(FIRST, SECOND, THIRD)
     for name, points in expected.items():
@@ -159,4 +159,4 @@ def test_a_temporarily_full_disk_loses_no_point(store, run_id, monkeypatch):
     monkeypatch.setattr(RunFolder, "append_metrics", append_metrics)
     writer.close(None)
     assert read_curve(store, run_id) == build_series(*points)
-    assert select_folders(None) == []
+    assert list_folders_to_upload(None) == []

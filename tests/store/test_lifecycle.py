@@ -37,7 +37,7 @@ from clear_mlflow.tracking.lifecycle import (
     log_ensemble_summary,
     open_run,
 )
-from clear_mlflow.tracking.resume import has_rows
+from clear_mlflow.tracking.resume import detect_rows
 from clear_mlflow.tracking.sync import sync_folders
 
 
@@ -93,7 +93,7 @@ def test_a_run_in_training_is_rejected(store, experiment_id, monkeypatch):
     with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):
         open_run(store, "a run", lambda run: None)
     with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):
-        has_rows(store, run_id)
+        detect_rows(store, run_id)
     assert store.get_run(run_id).data.tags == before
     assert mlflow.active_run() is None
     store.delete_tag(run_id, names.PROCESS_TAG)

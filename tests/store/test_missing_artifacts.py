@@ -19,7 +19,7 @@ from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import list_row_sizes
 from clear_mlflow.store.search import select_runs
 from clear_mlflow.tracking import run_recorder
-from clear_mlflow.tracking.resume import has_rows, read_resume_point
+from clear_mlflow.tracking.resume import detect_rows, read_resume_point
 from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
@@ -76,7 +76,7 @@ def test_an_interrupted_run_with_missing_rows_is_rejected(store, trained, unmoun
     before = known(store, run_id)
     unmount()
     with pytest.raises(RecordError, match=MISSING):
-        has_rows(store, run_id)
+        detect_rows(store, run_id)
     chosen = select_runs(store, run_ids=(run_id,))
     (verdict,) = rescore_runs(store, chosen, explicit=False, dry_run=False)
     assert MISSING in verdict.detail

@@ -21,7 +21,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import parse_rows, read_row_files
 from clear_mlflow.tracking.resume import ResumePoint
-from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.sync import list_folders_to_upload, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
@@ -113,7 +113,7 @@ def test_a_run_folder_does_not_replace_the_file_of_more_rows(store, finished, tm
         journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
         journal.append(f"{PREDICTIONS_FOLDER}/{PREQUENTIAL_FILE}", sent)
         journal.close()
-        (synced,) = sync_folders(select_folders(journal.folder))
+        (synced,) = sync_folders(list_folders_to_upload(journal.folder))
         assert synced.action == "sent", synced.detail
         assert get_file(finished).read_bytes() == content
         shutil.rmtree(journal.folder, ignore_errors=True)

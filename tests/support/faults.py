@@ -50,7 +50,7 @@ from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.tracking import run_recorder
 from clear_mlflow.tracking.lifecycle import build_result, end_run
 from clear_mlflow.tracking.resume import ResumePoint, read_resume_point, take_over
-from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.sync import list_folders_to_upload, sync_folders
 from clear_mlflow.tracking.tracked_training import end_complete_run
 from clear_mlflow.tracking.training_run import TrainingRun, open_training_run
 
@@ -197,7 +197,7 @@ def resume_training(uri: str, machine: Path, run_id: str) -> None:
 
 def send(uri: str, machine: Path, run_id: str) -> None:
     become(machine, uri)
-    for synced in sync_folders(select_folders(machine / "unsent" / run_id)):
+    for synced in sync_folders(list_folders_to_upload(machine / "unsent" / run_id)):
         sys.stderr.write(f"{synced.detail}\n")
         os._exit(0 if synced.action == "sent" else 1)
 
