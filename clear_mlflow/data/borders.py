@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from calendar import monthrange
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final, TypeAlias
 
@@ -154,12 +155,15 @@ def _shift_periods(times: Sequence[Time], unit: str, fraction: float) -> BucketO
         year, month = divmod(period * months, 12)
         return datetime(year, month + 1, 1)
 
+    def get_width(period: int) -> timedelta:  # the year after 9999 has no start
+        year, month = divmod(period * months, 12)
+        return timedelta(sum(monthrange(year, month + i)[1] for i in range(1, months + 1)))
+
     borders = []
     for before, after in pairwise(periods.tolist()):
         entered = after if fraction >= 0 else before
-        width = get_start(entered + 1) - get_start(entered)
         start = get_start(after) if fraction >= 0 else get_start(before + 1)
-        borders.append(start + fraction * width)
+        borders.append(start + fraction * get_width(entered))
     starts = np.array([time.start for time in times], "datetime64[us]")
     indices = np.searchsorted(np.array(borders, "datetime64[us]"), starts, side="right")
     keys = [f"{start:%Y-%m-%d}" for start in (get_start(int(periods[0])), *borders)]

@@ -129,9 +129,9 @@ def list_images(folder: Path, *, root: Path) -> list[Path]:
     return [folder / name for name in list_names(folder)]
 
 
-def is_class_name(name: str) -> bool:
+def is_class_name(name: object) -> bool:
     """Return True for a printable line without blanks at its ends."""
-    return bool(name) and name == name.strip() and name.isprintable()
+    return isinstance(name, str) and name == name.strip() != "" and name.isprintable()
 
 
 def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> list[str]:

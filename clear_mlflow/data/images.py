@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
@@ -216,12 +216,12 @@ class Entry(NamedTuple):
 def build_index(
     entries: Iterable[Entry],
     *,
-    root: Path,
+    root: Path | str,
     layout: str = "own",
     source_name: str = "",
     order: Sequence[str] = (),
     times: Mapping[str, str] | None = None,
-    vectors: NDArray[Any] | None = None,
+    vectors: ArrayLike | None = None,
     standardise: str = "first",
     first_row: int = 0,
     class_names: Sequence[str] = (),
@@ -257,11 +257,14 @@ def build_index(
             unknown; a path leads out of *root*; a vector is not finite, or distinct numbers become
             equal as float32; or a class has test images but no training images.
     """
-    real_root = resolve_root(root)
+    real_root = resolve_root(Path(root))
     source_name = source_name or path_text(real_root)
     array = None if vectors is None else _check_vectors(vectors, source_name)
     seconds = cache(_count_seconds)
-    train, test, folders = _group_entries(entries, source_name, listed_below, class_names)
+    num_vectors = None if array is None else len(array)
+    train, test, folders = _group_entries(
+        entries, source_name, listed_below, class_names, num_vectors
+    )
     names = _sort_class_names(train, test, class_names, source_name)
     test_keys = {entry.bucket for entry in test}
     train_keys = {entry.bucket for entry in train}
@@ -310,7 +313,7 @@ def build_index(
         buckets=keys,
         images=build_table(train, is_test=False),
         read_test=read_test if test else None,
-        times=find_first_days(keys) if times is None else {key: times[key] for key in keys},
+        times=find_first_days(keys) if times is None else _parse_dates(keys, times, source_name),
         warnings=(
             (f"test sets without a training set were left out: bucket {test_only}",)
             if test_only
@@ -321,13 +324,28 @@ def build_index(
 
 
 def _count_seconds(text: str) -> int:
-    time = parse_time(text)
+    time = parse_time(text) if isinstance(text, str) else None
     if time is None:
         raise DataError(
             f"an image has the time {safe_repr(text)}; expected a year, a date or a moment, for "
             "example 2004-05-17 or 2004-05-17T08:30:00Z"
         )
     return int(time.start.replace(tzinfo=timezone.utc).timestamp())
+
+
+def _parse_dates(
+    keys: Iterable[str], times: Mapping[str, object], source_name: str
+) -> dict[str, str]:
+    dates = {}
+    for key in keys:
+        time = parse_time(str(times.get(key)))
+        if time is None:
+            raise DataError(
+                f"{source_name} has {safe_repr(times.get(key))} as time of bucket {key}; expected "
+                "a date of each bucket, such as 2004-05-17"
+            )
+        dates[key] = f"{time.start:%Y-%m-%d}"
+    return dates
 
 
 def check_test_buckets(
@@ -352,10 +370,14 @@ def _hash_vector(array: NDArray[np.float32], row: int, source_name: str, first_r
     return hashlib.sha256(array[row].astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
+def _check_vectors(values: ArrayLike, source_name: str) -> NDArray[np.float32]:
     """Convert rows to float32. Raises DataError if distinct numbers become equal."""
-    if vectors.ndim != 2 or not vectors.shape[1]:
-        raise DataError(f"{source_name} has the shape {vectors.shape}; expected (rows, width)")
+    vectors = np.asanyarray(values)  # a mapped file stays one
+    if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.kind not in "fiub":
+        raise DataError(
+            f"{source_name} has vectors of the shape {vectors.shape} and type {vectors.dtype}; "
+            "expected real numbers of shape (rows, width)"
+        )
     if vectors.shape[1] > MAX_FEATURES_WIDTH:
         raise DataError(
             f"{source_name} has vectors of {vectors.shape[1]} numbers; expected "
@@ -415,8 +437,10 @@ def _group_entries(
     source_name: str,
     listed_below: Path | None,
     class_names: Collection[str],
+    num_vectors: int | None,
 ) -> tuple[list[Entry], list[Entry], list[str]]:
     """Return training images, test images, and the folders of both, sorted."""
+    is_listed = bytearray(num_vectors or 0)
     rows: dict[str, list[Entry]] = {TRAIN: [], TEST: []}
     groups: set[tuple[str, str, str]] = set()
     paths: set[Path] = set()
@@ -427,7 +451,23 @@ def _group_entries(
                 f"{source_name} has a split {safe_repr(split)}; expected {TRAIN} or {TEST}"
             )
         rows[split].append(entry)
-        if not isinstance(path, int):
+        if num_vectors is not None:
+            if (
+                not isinstance(path, (int, np.integer))
+                or not 0 <= path < num_vectors
+                or is_listed[path]
+            ):
+                raise DataError(
+                    f"{source_name} lists {safe_repr(path)}, which is no row of the vectors, or is "
+                    f"listed twice; expected rows from 0 to {num_vectors - 1}, each once"
+                )
+            is_listed[path] = True
+        elif not isinstance(path, Path):
+            raise DataError(
+                f"{source_name} lists {safe_repr(path)}; expected a Path, or pass vectors=ARRAY if "
+                "it is a row"
+            )
+        else:
             group = (os.path.dirname(path), bucket, class_name)  # noqa: PTH120 (for each image)
             if group not in groups and listed_below is not None:
                 _check_folder_names(path.parent, listed_below, bucket, class_name, class_names)
@@ -461,10 +501,10 @@ def _sort_class_names(
             f"{source_name} has class {safe_repr(test_only[0])} in the test set of bucket "
             f"{safe_repr(bucket_by_test_name[test_only[0]])}, and in no training set; expected both"
         )
-    for name in sorted(names):
+    for name in sorted(names, key=str):
         if not is_class_name(name) or len(name) > MAX_TEXT_CHARACTERS:
             raise DataError(
-                f"{source_name} has a class {safe_repr(name)}; expected a printable name without "
+                f"{source_name} has a class {safe_repr(name)}; expected a printable text without "
                 f"blanks at its ends, of up to {MAX_TEXT_CHARACTERS} characters"
             )
     if not 2 <= len(names) <= MAX_CLASSES:
@@ -479,10 +519,10 @@ def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: st
 
     Raises DataError if a key is invalid, there are too many, or their order is not clear.
     """
-    for key in sorted(keys):
-        if not key.isprintable() or key != key.strip() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
+    for key in sorted(keys, key=str):
+        if not is_class_name(key) or len(key) > MAX_KEY_CHARACTERS:
             raise DataError(
-                f"{source_name} has a bucket {safe_repr(key)}; expected a printable name without "
+                f"{source_name} has a bucket {safe_repr(key)}; expected a printable text without "
                 f"blanks at its ends, 1 to {MAX_KEY_CHARACTERS} characters"
             )
     if len(keys) > MAX_BUCKETS:

@@ -61,6 +61,18 @@ def test_shifted_borders_move_by_a_fraction_of_the_bucket_that_they_enter():
     assert divide(days, "shift:year:0") == [f"{day[:4]}-01-01" for day in days]
 
 
+@pytest.mark.parametrize(
+    ("unit", "late"),
+    [("year", "9999-04-02"), ("quarter", "9999-10-24"), ("month", "9999-12-08")],
+)
+def test_the_last_year_of_the_calendar_is_a_bucket_like_others(unit, late):
+    """9999-12-31 is how many databases write that a date is not known."""
+    keys = divide(["2004-01-01", "9999-12-31"], f"shift:{unit}:0.25")
+    assert keys == ["2004-01-01", late]
+    early = divide(["2004-01-01", "9999-12-31"], f"shift:{unit}:-0.25")
+    assert early[1][:4] == "2004"
+
+
 @given(
     st.lists(DAYS, min_size=2, max_size=60, unique=True),
     st.sampled_from(["year", "half", "quarter"]),
