@@ -37,6 +37,7 @@ TRAIN = "train"
 NONE = "none"
 STANDARDISE = ("first", "past", NONE)
 _SAMPLE_ROWS = 10_000  # of each column of numbers, whose rounding is checked
+_REAL = "?" + np.typecodes["AllInteger"] + np.typecodes["Float"]
 _BUCKET_NUMBER = re.compile("[0-9]{1,9}")
 
 Rows: TypeAlias = NDArray[np.int64]  # ascending indices of rows of a table
@@ -373,7 +374,7 @@ def _hash_vector(array: NDArray[np.float32], row: int, source_name: str, first_r
 def _check_vectors(values: ArrayLike, source_name: str) -> NDArray[np.float32]:
     """Convert rows to float32. Raises DataError if distinct numbers become equal."""
     vectors = np.asanyarray(values)  # a mapped file stays one
-    if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.kind not in "fiub":
+    if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.char not in _REAL:
         raise DataError(
             f"{source_name} has vectors of the shape {vectors.shape} and type {vectors.dtype}; "
             "expected real numbers of shape (rows, width)"
@@ -458,7 +459,7 @@ def _group_entries(
                 or is_listed[path]
             ):
                 raise DataError(
-                    f"{source_name} lists {safe_repr(path)}, which is no row of the vectors, or is "
+                    f"{source_name} lists {safe_repr(path)}, which is outside of the vectors, or is "
                     f"listed twice; expected rows from 0 to {num_vectors - 1}, each once"
                 )
             is_listed[path] = True

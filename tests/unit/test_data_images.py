@@ -21,10 +21,10 @@ def build(root, *changed, **arguments):
 @pytest.mark.parametrize(
     ("row", "name", "bucket", "time", "message"),
     [
-        (-1, "a", "1", "", "lists -1, which is no row of the vectors"),
-        (12, "a", "1", "", "lists 12, which is no row of the vectors, or is listed twice; .* 11"),
-        (5, "a", "1", "", "lists 5, which is no row of the vectors, or is listed twice"),
-        ("0", "a", "1", "", "lists '0', which is no row of the vectors"),
+        (-1, "a", "1", "", "lists -1, which is outside of the vectors"),
+        (12, "a", "1", "", "lists 12, which is outside of the vectors, or is listed twice; .* 11"),
+        (5, "a", "1", "", "lists 5, which is outside of the vectors, or is listed twice"),
+        ("0", "a", "1", "", "lists '0', which is outside of the vectors"),
         (0, 1, "1", "", "has a class 1; expected a printable text"),
         (0, "a", 1, "", "has a bucket 1; expected a printable text"),
         (0, "a", "1", datetime(2004, 5, 17), "has the time datetime.*; expected a year, a date"),
