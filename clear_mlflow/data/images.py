@@ -459,8 +459,8 @@ def _group_entries(
                 or is_listed[path]
             ):
                 raise DataError(
-                    f"{source_name} lists {safe_repr(path)}, which is outside of the vectors, or is "
-                    f"listed twice; expected rows from 0 to {num_vectors - 1}, each once"
+                    f"{source_name} lists {safe_repr(path)}, which is outside of the vectors, or "
+                    f"is listed twice; expected rows from 0 to {num_vectors - 1}, each once"
                 )
             is_listed[path] = True
         elif not isinstance(path, Path):
