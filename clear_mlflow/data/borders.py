@@ -155,7 +155,7 @@ def _shift_periods(times: Sequence[Time], unit: str, fraction: float) -> BucketO
         year, month = divmod(period * months, 12)
         return datetime(year, month + 1, 1)
 
-    def get_width(period: int) -> timedelta:  # the year after 9999 has no start
+    def get_width(period: int) -> timedelta:  # datetime ends with the year 9999
         year, month = divmod(period * months, 12)
         return timedelta(sum(monthrange(year, month + i)[1] for i in range(1, months + 1)))
 
