@@ -177,7 +177,8 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
                 detail += f"; {run.proof}" if run.proof else ""
                 yield ActionResult(run_id, run_name, IMPORTED, detail, label)
         except (ClearError, OSError) as error:
-            yield ActionResult(None, "", FAILED, str(error), label)
+            parameter = error.parameter if isinstance(error, ClearError) else None
+            yield ActionResult(None, "", FAILED, str(error), label, parameter=parameter)
 
 
 def _copy_bundle(
@@ -187,7 +188,9 @@ def _copy_bundle(
         raise ConfigError(f"{label} is an offline folder; send its runs: clear-mlflow sync {path}")
     if passed:
         raise ConfigError(
-            f"{passed[0]} is passed for {label}, whose runs are imported as they are; leave it out"
+            f"{passed[0]} is passed for {label}, whose runs are imported as they are; leave "
+            f"{passed[0]} out",
+            parameter=passed[0],
         )
     sources = [BundleSource(client, run) for run in read_bundles(path)]
     for copy in copier.copy_runs(sources):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -209,7 +209,14 @@ def load(run: str | Path) -> Run:
     client = open_store()
     runs, are_runs = choose_runs(client, [run])
     if not are_runs:
-        raise ConfigError(f"{safe_repr(str(run))} is an experiment; pass the id of one of its runs")
+        examples = ", ".join(
+            f"{r.info.run_id} ({safe_repr(r.info.run_name)})"
+            for r in list_existing(islice(runs, 3), "load")
+        )
+        raise ConfigError(
+            f"{safe_repr(str(run))} is an experiment; pass the id of one of its runs"
+            + (f", for example {examples}" if examples else "")
+        )
     first_run, *others = list_existing(runs, "load")
     if others:
         raise ConfigError(
@@ -286,8 +293,7 @@ def choose_runs(
     """
     if requested is None and filter is None and not unscored_only:
         raise ConfigError(
-            "no runs are chosen; name runs or an experiment, or pass filter=TEXT, or, to evaluate, "
-            "unscored_only=True for all runs that lack a score"
+            "no runs are chosen; pass ids of runs or the name of an experiment, or filter=TEXT"
         )
     if requested is None:
         return select_runs(client, filter=filter, unscored_only=unscored_only), False

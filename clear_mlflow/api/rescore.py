@@ -121,7 +121,8 @@ def _rescore_run(
         # Rows, also a damaged one, prove that the run was one of ours; other errors do not.
         has_rows = scores is not None and scores.record is not None
         is_ours = must_have_rows or has_rows or isinstance(problem, RecordError)
-        return failed(detail) if is_ours else skipped(detail)
+        parameter = problem.parameter if problem is not None else None
+        return (failed if is_ours else skipped)(detail, parameter=parameter)
     if scores.record is None and not is_abandoned:
         return failed(NO_ROWS) if must_have_rows else skipped(NO_ROWS, scores=scores)
     missing_rows = scores.record.missing if scores.record else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, cast
 
@@ -62,21 +63,37 @@ class _Commands(Mapping[str, click.Command]):
         return len(self._references)
 
 
-class _MainGroup(click.Group):
-    """Prints user errors in one line, and lets other errors raise.
+@contextmanager
+def _exit_after_user_errors() -> Iterator[None]:
+    """Print user errors in one line and exit with code 2, 130 after Ctrl-C."""
+    try:
+        yield
+    except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # of click 8.2: prints the help
+            raise
+        message = error.format_message()
+        context = error.ctx or click.get_current_context()
+        command = " ".join(filter(None, (context.command_path, context.invoked_subcommand)))
+        print_error(f"{message[0].lower()}{message[1:].rstrip('.')}; see {command} --help")
+        sys.exit(2)
+    except ClearError as error:
+        print_error(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print_error("stopped")
+        sys.exit(128 + signal.SIGINT)
 
-    The exit code is 2 after a ClearError, and 130 after Ctrl-C.
-    """
+
+class _MainGroup(click.Group):
+    """Prints user errors in one line, and lets other errors raise."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _exit_after_user_errors():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _exit_after_user_errors():
             return super().invoke(ctx)
-        except ClearError as error:
-            print_error(str(error))
-            sys.exit(2)
-        except KeyboardInterrupt:
-            print_error("stopped")
-            sys.exit(128 + signal.SIGINT)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands under headings, with the first lines of help."""

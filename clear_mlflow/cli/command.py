@@ -37,6 +37,8 @@ from clear_mlflow.core.text import safe_repr
 SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Comparison", "Metrics"
 _OTHER = "Other options"
 _NONE = "none"  # the word for None
+# A call is one word: arguments in an error of another program are not options.
+_WORD = re.compile(r"(?:\w\([^()]*\)|[^ ])+")
 
 
 class Command(click.Command):
@@ -125,7 +127,7 @@ def command(
                     _merge_argument(values, parameters[key])
                 function(**values)
             except ClearError as error:
-                error.args = (spell_error(error, params),)
+                error.args = (spell_error(str(error), error.parameter),)
                 raise
 
         return Command(
@@ -303,20 +305,24 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 }
 
 
-def spell_error(error: ClearError, params: Sequence[click.Parameter]) -> str:
-    """Return an error's message with its parameter as an option.
+def spell_error(message: str, parameter: str | None = None) -> str:
+    """Write an error's assignments and its parameter as options of the running command.
 
-    The message stays as it is if the command was called without that option. params: parameters of
-    the command; an error about NAME may be about its option rows_NAME.
+    parameter: name of the parameter that the error is about, or None. It stays as it is if its
+    option was not passed; an error about NAME may be about the option rows_NAME.
     """
-    message, name = spell_options(str(error), params), error.parameter
-    context = click.get_current_context()
-    for key, option in _list_options(params).items():
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return message
+    message = spell_options(message, context.command.params)
+    for key, option in _list_options(context.command.params).items():
         is_passed = context.get_parameter_source(key) is ParameterSource.COMMANDLINE
-        if is_passed and key in (name, f"rows_{name}"):
-            message = message.replace(f"leave {name} out", f"leave {option} out")
-            if message.startswith((f"{name} is ", f"{name} names ")):
-                message = option + message.removeprefix(str(name))
+        if is_passed and key in (parameter, f"rows_{parameter}"):
+            message = message.replace(f"leave {parameter} out", f"leave {option} out")
+            for verb in ("is", "names"):
+                file, name, rest = message.partition(f"{parameter} {verb} ")
+                if name and (not file or file.endswith(": ")):  # nothing, or a file's name
+                    message = f"{file}{option} {verb} {rest}"
     return message
 
 
@@ -328,16 +334,19 @@ def spell_options(message: str, params: Sequence[click.Parameter]) -> str:
     >>> params = [build_option("scale"), build_option("lr_step")]
     >>> spell_options('lr_step is 7; pass scale="percent", or lr=2', params)
     'lr_step is 7; pass --scale percent, or lr=2'
+    >>> spell_options("no answer of Pool(host='a', scale=9)", params)
+    "no answer of Pool(host='a', scale=9)"
     """
     options = _list_options(params)
-    words = []
-    for word in message.split(" "):
+
+    def spell(word: str) -> str:
         name, sign, value = word.lstrip("(").partition("=")
         if sign and (option := options.get(name) or options.get(f"rows_{name}")):
             brackets = word.removesuffix(f"{name}={value}")
-            word = f"{brackets}{option} {value.replace(chr(34), '')}".removesuffix(" True")
-        words.append(word)
-    return " ".join(words)
+            return f"{brackets}{option} {value.replace(chr(34), '')}".removesuffix(" True")
+        return word
+
+    return _WORD.sub(lambda match: spell(match[0]), message)
 
 
 def _list_options(params: Sequence[click.Parameter]) -> dict[str, str]:

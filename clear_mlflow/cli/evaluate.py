@@ -84,7 +84,7 @@ def evaluate(**options: Any) -> None:
                     print_results(results, num_values, options["dry_run"], is_stopped=not is_done)
             for run in results:
                 if run.is_problem:
-                    output.print_error(f"run {run.run_id}: {run.detail}")
+                    output.print_error(f"run {run.run_id}: {run.detail}", run.parameter)
     if is_json:
         output.print_json({"runs": outcomes, "dry_run": options["dry_run"]})
     elif not received:  # after a stop, the store may not answer

@@ -10,6 +10,8 @@ from clear_mlflow.api.identify import identify as identify_values
 from clear_mlflow.api.identify import is_number
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import command
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import safe_repr
 
 _MAX_MATCHES = 8  # printed for each number
 
@@ -31,6 +33,14 @@ def identify(**options: Any) -> None:
     is_matrix = [not is_number(word) and word[:1] != "-" for word in words]
     num_matrices = [*is_matrix, False].index(False)
     options["matrix"] = [options["matrix"], *words[:num_matrices]]
+    for word in words:
+        if word[:2] == "--":  # click takes it as a value, like a negative number
+            raise click.NoSuchOption(word, ctx=click.get_current_context())
+    if not words[num_matrices:]:
+        raise ConfigError(
+            f"got {' '.join(map(safe_repr, options['matrix']))} without a published number after "
+            "it; pass one or more matrices, then numbers such as 6.145"
+        )
     results = identify_values(values=words[num_matrices:], **options)
     if output.wants_json():
         output.print_json({"numbers": [result.to_dict() for result in results]})

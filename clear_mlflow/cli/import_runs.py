@@ -77,14 +77,15 @@ def import_runs(*, store: str | None, **values: Any) -> None:
     with suppress(OSError):  # the reader may be gone
         if output.wants_json():
             output.print_json({"files": [_convert_to_json(file) for file in files]})
-        else:
+        elif files or received:
             output.print_actions(files, empty="no files", is_stopped=bool(received))
     for file in failed:
         # Most details begin with the file's name, which its path contains.
         name = safe_repr(Path(file.source).name, 120)
         is_named = file.detail.startswith(name)
         output.print_error(
-            file.source + (file.detail[len(name) :] if is_named else f": {file.detail}")
+            file.source + (file.detail[len(name) :] if is_named else f": {file.detail}"),
+            file.parameter,
         )
     if not files and not received:
         output.print_error(

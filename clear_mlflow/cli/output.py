@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from clear_mlflow.cli.command import build_option, spell_options
+from clear_mlflow.cli.command import build_option, spell_error
 from clear_mlflow.core.score import ACCURACY, format_significant
 from clear_mlflow.core.text import one_line, printable
 from clear_mlflow.process.streams import open_output
@@ -87,15 +87,14 @@ def build_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
 
 
-def print_error(message: str) -> None:
+def print_error(message: str, parameter: str | None = None) -> None:
     """Print "error: " and a message in one line to standard error.
 
     Advice is printed with options of the running command: data_root=DIR as --data-root DIR.
+    parameter: name of the parameter that the error is about, or None.
     """
-    context = click.get_current_context(silent=True)
-    message = spell_options(message, context.command.params if context else ())
     with suppress(OSError):
-        click.echo(f"error: {one_line(message)}", err=True)
+        click.echo(f"error: {one_line(spell_error(message, parameter))}", err=True)
 
 
 def print_run_result(result: RunResult) -> None:
@@ -150,7 +149,7 @@ def print_actions(
 
 def _list_cells(result: ActionResult) -> tuple[str, ...]:
     name = one_line(result.run_name, _LONGEST_NAME)
-    return result.run_id or "", name, result.action, result.detail
+    return result.run_id or "", name, result.action, spell_error(result.detail, result.parameter)
 
 
 def print_action(result: ActionResult) -> None:

@@ -22,6 +22,7 @@ from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, METRICS, SELECTION, command
 from clear_mlflow.core.disk import OFFLINE_VARIABLE
 from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ def compare(**options: Any) -> None:
 )
 def export(**options: Any) -> None:
     """Export runs, and print the path that was written."""
+    if options["runs"] is None and options["filter"] is None:
+        raise ConfigError(
+            f"no runs are chosen to write to {safe_repr(str(options['to']))}; pass ids of runs or "
+            "the name of an experiment before the path, or filter=TEXT"
+        )
     click.echo(f"written to {export_runs(**options)}")
 
 

@@ -81,6 +81,7 @@ class ActionResult:
         is_partial: True if rows are missing, at the end or in between.
         undefined: names of the user's own metrics that are undefined for the run.
         links: lines with addresses of the run.
+        parameter: name of the parameter that an error in *detail* is about, or None.
     """
 
     run_id: str | None
@@ -93,6 +94,7 @@ class ActionResult:
     is_partial: bool = False
     undefined: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
+    parameter: str | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return run, action, detail, metrics and their reasons for JSON."""

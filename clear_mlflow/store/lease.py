@@ -175,7 +175,7 @@ class Lease:
             return
         self._checked = None
         with mlflow_errors(f"release the lease of run {self._run_id}"):
-            if not _is_held_by_this_process(self._client.get_run(self._run_id)):
+            if not is_held_by_this_process(self._client.get_run(self._run_id)):
                 return
             if self._replaced_holder is None:
                 self._client.delete_tag(self._run_id, names.HOLDER_TAG)
@@ -216,7 +216,7 @@ def build_lease_tags() -> dict[str, str]:
 
 def check_has_lease(run: Run) -> None:
     """Raise LeaseLostError unless a run's tags name this process."""
-    if _is_held_by_this_process(run):
+    if is_held_by_this_process(run):
         return
     name, holder = "nobody with a readable lease", _parse_lease(run.data.tags.get(names.HOLDER_TAG))
     if holder is not None:
@@ -350,7 +350,8 @@ def _has_trainer(run: Run) -> bool:
     return run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags
 
 
-def _is_held_by_this_process(run: Run) -> bool:
+def is_held_by_this_process(run: Run) -> bool:
+    """Return True if this process has a run's lease."""
     holder = _parse_lease(run.data.tags.get(names.HOLDER_TAG))
     return holder is not None and holder.token == get_process_token()
 

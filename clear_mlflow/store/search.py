@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, LifecycleStage, Run, ViewType
@@ -197,6 +198,10 @@ def _read_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
             problem = mask_credentials(str(error), uri)
             raise TrackingError(f"cannot read run {run_id}: {problem}") from error
         problem = f"no such run in the tracking store {mask_credentials(uri)}"
+        if not re.fullmatch("[0-9a-f]{32}", run_id):
+            problem += _suggest_ids(client, run_id) or (
+                "; pass the id of a run, or at least its first six digits"
+            )
         if error.error_code == "PERMISSION_DENIED":
             problem += f", or none that you may read ({mask_credentials(str(error), uri)})"
         return MissingRun(run_id, run_id, problem)
@@ -230,10 +235,21 @@ def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> 
     if matching_ids:
         return matching_ids
     valid_names = ", ".join(repr(e.name) for e in experiments[:20])
+    advice = _suggest_ids(client, name_or_id) or f"; there are {valid_names}"
     raise TrackingError(
         f"no experiment has the name or id {safe_repr(name_or_id)} in "
-        f"{mask_credentials(client.tracking_uri)}; there are {valid_names}"
+        f"{mask_credentials(client.tracking_uri)}{advice}"
     )
+
+
+def _suggest_ids(client: MlflowClient, name: str) -> str:
+    """Return advice to pass the id of a run with this name, or "" if no run has it."""
+    if "'" in name or "\\" in name:
+        return ""
+    condition = f"attributes.run_name = '{name}'"
+    runs = [*islice(search_runs(client, find_experiment_ids(client), condition), 3)]
+    run_ids = ", ".join(run.info.run_id for run in runs)
+    return f"; {safe_repr(name)} is the name of a run, pass its id: {run_ids}" if runs else ""
 
 
 def has_experiment(client: MlflowClient, name_or_id: str) -> bool:

@@ -61,6 +61,8 @@ from clear_mlflow.store.lease import (
     check_has_lease,
     check_not_being_trained,
     format_lease,
+    is_being_trained,
+    is_held_by_this_process,
     wait_for_renewal_or_expiry,
 )
 from clear_mlflow.store.ui_urls import format_run_links
@@ -227,7 +229,13 @@ def join_run(client: MlflowClient, run_id: str) -> None:
     """
     with mlflow_errors(f"join run {run_id}"):
         wait_for_renewal_or_expiry(client, run_id)
-        check_not_being_trained(client, client.get_run(run_id), "end that first")
+        run = client.get_run(run_id)
+        if is_held_by_this_process(run) and is_being_trained(client, run):
+            raise TrackingError(
+                f"this process trains into run {run_id} already; end that 'with' block or training "
+                "first, or open a run for each: mlflow.start_run(nested=True)"
+            )
+        check_not_being_trained(client, run, "end that first")
     lease = Lease(client, run_id)
     lease.acquire()
     lease.renew()

@@ -43,8 +43,28 @@ def test_other_options_come_after_all_groups(words):
     assert [heading for heading in headings if heading != "Examples:"][-1] == "Other options:"
 
 
-def test_missing_required_arguments_are_reported():
-    assert "Missing option '--backbone'" in run_command("data", "features", "somewhere", code=2)
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("data features DIR", "missing option '--backbone'; see main data features --help"),
+        ("import x.csv --group-by a", "no such option '--group-by'; see main import"),
+        ("train --lr", "option '--lr' requires an argument; see main train --help"),
+        ("shows", "no such command 'shows'. Did you mean 'show'?; see main --help"),
+        ("--nope", "no such option '--nope'; see main --help"),
+        ("export RUN", "no runs are chosen to write to 'RUN'; pass ids of runs"),
+        ("identify x.csv 20%", "got 'x.csv' '20%' without a published number after it; pass one"),
+        ("identify x.csv 2 --at 3", "no such option '--at'; see main identify --help"),
+        ("import", "no files; pass files, or a folder that contains files"),
+    ],
+)
+def test_a_wrong_call_prints_one_line(store, words, line):
+    output = run_command(*words.split(), code=2)
+    assert output.startswith(f"error: {line}")
+    assert output.count("\n") == 1
+
+
+def test_a_group_without_a_command_prints_its_help():
+    assert invoke("data").output.startswith("Usage: ")
 
 
 @pytest.mark.parametrize(

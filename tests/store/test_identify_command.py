@@ -83,11 +83,11 @@ def test_a_mean_over_the_files_of_several_seeds_is_identified(tmp_path, monkeypa
     [
         (["RUN", "0.5 +- 0.1"], "a mean over seeds; pass a matrix for each seed"),
         (["RUN", "missing.csv", "0.5"], "'missing.csv' is not a file"),
-        (["RUN"], "values is empty; expected numbers such as 6.145"),
+        (["RUN"], "without a published number after it; pass"),
         (["f" * 32, "0.5"], "f" * 32),
         (["missing.csv", "0.5"], "'missing.csv' is not a file"),
-        (["RUN", "half"], "expected numbers such as 6.145"),
-        (["RUN", "--scal", "percent"], "values contains '--scal'"),
+        (["RUN", "half"], "then numbers such as 6.145"),
+        (["RUN", "--scal", "percent"], "no such option '--scal'"),
     ],
 )
 def test_errors_are_one_line(run, arguments, message):

@@ -41,6 +41,19 @@ def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, mon
         ),
         (["import", "x.csv", "--orientation", "rows"], "pass --scale percent"),
         (["import", "m.json"], ": num_instances: expected"),  # a field, and not an option
+        (
+            ["import", "x.csv", "--table", "--columns", "a"],
+            "error: x.csv: --columns is 'a', but the file lacks",
+        ),
+        (
+            ["import", "x.csv", "--table", "--columns", "a"],
+            "failed   'x.csv': --columns is 'a'",  # in the table
+        ),
+        (
+            ["identify", "r.json", "3", "--orientation", "columns"],
+            "error: 'r.json': --orientation is 'columns', but the format renate-results itself "
+            "marks the rows; leave --orientation out",
+        ),
         (["train", "--config", "config.json"], "error: lr_step is 'often'"),
         (["train", "--lr-step", "often"], "error: --lr-step is 'often'"),
         (
@@ -53,6 +66,7 @@ def test_messages_spell_options_as_they_are_typed(store, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     Path("x.csv").write_text("75,50\n70,90\n")
     Path("m.json").write_text('{"matrix": [[0.8, 0.6], [0.7, 0.9]], "num_instances": "x"}')
+    Path("r.json").write_text('{"accuracy": [[0.8, 0.6], [0.7, 0.9]], "accuracy_init": [[0, 0]]}')
     Path("config.json").write_text('{"lr_step": "often"}')
     assert part in invoke(*arguments).output
 

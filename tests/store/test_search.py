@@ -1,6 +1,7 @@
 """Searches in stores with other content return each run once."""
 
 import pytest
+from commands import run_command
 
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.store import names, search
@@ -57,3 +58,24 @@ def test_a_filter_of_very_many_conditions_is_rejected_at_once(store, experiment_
     run = store.create_run(experiment_id, tags={"a": "this and that " * 60})
     selected = select_runs(store, filter=f"tags.a = '{'this and that ' * 60}' AND tags.a != 'x'")
     assert [selected_run.info.run_id for selected_run in selected] == [run.info.run_id]
+
+
+@pytest.mark.parametrize("words", [["show"], ["compare"], ["evaluate"], ["compare", "Default"]])
+@pytest.mark.parametrize("name", ["replay 0", "cafe12"])
+def test_a_name_of_a_run_is_answered_with_its_id(store, words, name):
+    """Runs are chosen by id; names are what tables and pages show."""
+    run_id = store.create_run("0", run_name=name).info.run_id
+    output = run_command(*words, name, code=2)
+    assert f"{name!r} is the name of a run, pass its id: {run_id}" in output
+
+
+@pytest.mark.parametrize("name", ["o'neill", "2ff8"])
+def test_a_name_that_no_run_has_is_answered_with_what_to_pass(store, name):
+    output = run_command("show", name, code=2)
+    assert "pass the id of a run, or at least its first six digits" in output
+
+
+def test_the_name_of_an_experiment_is_answered_with_runs(store):
+    run_id = store.create_run("0", run_name="replay 0").info.run_id
+    output = run_command("show", "Default", code=2)
+    assert f"pass the id of one of its runs, for example {run_id} ('replay 0')" in output
