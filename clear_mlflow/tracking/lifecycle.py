@@ -60,8 +60,8 @@ from clear_mlflow.store.lease import (
     build_lease_tags,
     check_has_lease,
     check_not_being_trained,
+    detect_live_trainer,
     format_lease,
-    is_being_trained,
     is_held_by_this_process,
     wait_for_renewal_or_expiry,
 )
@@ -230,7 +230,7 @@ def join_run(client: MlflowClient, run_id: str) -> None:
     with mlflow_errors(f"join run {run_id}"):
         wait_for_renewal_or_expiry(client, run_id)
         run = client.get_run(run_id)
-        if is_held_by_this_process(run) and is_being_trained(client, run):
+        if is_held_by_this_process(run) and detect_live_trainer(client, run):
             raise TrackingError(
                 f"this process trains into run {run_id} already; end that 'with' block or training "
                 "first, or open a run for each: mlflow.start_run(nested=True)"
