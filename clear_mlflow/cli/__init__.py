@@ -65,7 +65,7 @@ class _Commands(Mapping[str, click.Command]):
 
 @contextmanager
 def _exit_after_user_errors() -> Iterator[None]:
-    """Print user errors in one line and exit with code 2, 130 after Ctrl-C."""
+    """Print user errors in one line, and exit: 2, 130 after Ctrl-C."""
     try:
         yield
     except click.UsageError as error:

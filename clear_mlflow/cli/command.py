@@ -306,9 +306,10 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 
 
 def spell_error(message: str, parameter: str | None = None) -> str:
-    """Write an error's assignments and its parameter as options of the running command.
+    """Write assignments and the parameter of an error as options.
 
-    parameter: name of the parameter that the error is about, or None. It stays as it is if its
+    Options are those of the running command. parameter: name of the parameter that the error is
+    about, or None. It stays as it is if its
     option was not passed; an error about NAME may be about the option rows_NAME.
     """
     context = click.get_current_context(silent=True)
