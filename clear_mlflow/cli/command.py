@@ -308,9 +308,8 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 def spell_error(message: str, parameter: str | None = None) -> str:
     """Write assignments and the parameter of an error as options.
 
-    Options are those of the running command. parameter: name of the parameter that the error is
-    about, or None. It stays as it is if its
-    option was not passed; an error about NAME may be about the option rows_NAME.
+    It knows the running command. parameter: what the error is about, or None. Its name stays
+    unless its option was passed; an error about NAME may be about the option rows_NAME.
     """
     context = click.get_current_context(silent=True)
     if context is None:
