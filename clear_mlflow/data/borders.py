@@ -79,7 +79,7 @@ def divide_times(
             names = [format_period(time, _UNITS[unit]) for time in times]
             periods, indices = np.unique(names, return_inverse=True)
             return periods.tolist(), indices.astype(np.int64), None
-        return _shift_periods(times, unit, float(match["fraction"]))
+        return _shift_periods(times, unit, float(match["fraction"]), source_name)
     starts = np.array([time.start for time in times], "datetime64[s]")
     distinct, order = np.unique(starts, return_inverse=True)
     totals = np.bincount(order, weights=counts, minlength=len(distinct)).astype(np.int64)
@@ -145,7 +145,9 @@ def _regroup(images: ImageTable, indices: NDArray[np.int64]) -> ImageTable:
     return moved.take(np.array(order, dtype=np.int64))
 
 
-def _shift_periods(times: Sequence[Time], unit: str, fraction: float) -> BucketOfTimes:
+def _shift_periods(
+    times: Sequence[Time], unit: str, fraction: float, source_name: str
+) -> BucketOfTimes:
     """Move inner borders by a fraction of the bucket they enter."""
     months = _MONTHS[unit]
     numbers = [12 * time.start.year + time.start.month - 1 for time in times]
@@ -167,6 +169,11 @@ def _shift_periods(times: Sequence[Time], unit: str, fraction: float) -> BucketO
     starts = np.array([time.start for time in times], "datetime64[us]")
     indices = np.searchsorted(np.array(borders, "datetime64[us]"), starts, side="right")
     keys = [f"{start:%Y-%m-%d}" for start in (get_start(int(periods[0])), *borders)]
+    if len(set(keys)) < len(keys):
+        raise DataError(
+            f"{source_name} has a first bucket of less than a day, because borders is "
+            f"shift:{unit}:{fraction:g}; expected a day or more: pass a fraction nearer to 0"
+        )
     present, indices = np.unique(indices, return_inverse=True)
     return [keys[i] for i in present], indices.astype(np.int64), None
 

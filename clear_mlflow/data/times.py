@@ -10,7 +10,7 @@ _TIME = re.compile(
     r"(?P<year>[1-9]\d{3})"
     r"(-H(?P<half>[12])|-Q(?P<quarter>[1-4])|-(?P<month>\d\d)(-(?P<day>\d\d)"
     r"([T ](?P<hour>\d\d):(?P<minute>\d\d)(:(?P<second>\d\d)([.]\d{1,9})?)?"
-    r" ?(Z|(?P<sign>[+-])(?P<east>\d\d):?(?P<east_minutes>\d\d))?)?)?)?",
+    r" ?(Z|(?P<sign>[+-])(?P<east>[01]\d|2[0-3]):?(?P<east_minutes>[0-5]\d))?)?)?)?",
     re.ASCII,
 )
 # The precision of a time: 2004 lacks the half-year, and 2004-Q2 the month.

@@ -44,6 +44,12 @@ def test_invalid_borders_are_an_error_that_lists_the_forms(text):
         parse_borders(text)
 
 
+@pytest.mark.parametrize("zone", ["+24:00", "-99:00", "+00:60"])
+def test_an_impossible_time_zone_is_not_a_time(zone):
+    assert parse_time(f"2004-05-17T08:30:00{zone}") is None
+    assert parse_time("2004-05-17T08:30:00+23:59").start == datetime(2004, 5, 16, 8, 31)
+
+
 @pytest.mark.parametrize(
     "text", ["none", "month", "equal:7", "shift:half:-.5", "shift:year:0.25", "random:4:0"]
 )
@@ -71,6 +77,14 @@ def test_the_last_year_of_the_calendar_is_a_bucket_like_others(unit, late):
     assert keys == ["2004-01-01", late]
     early = divide(["2004-01-01", "9999-12-31"], f"shift:{unit}:-0.25")
     assert early[1][:4] == "2004"
+
+
+@pytest.mark.parametrize("first", ["2004-01-01T01:00", "2004-01-20"])
+@pytest.mark.parametrize("fraction", ["-0.99", "-0.97", "-0.999999999"])
+def test_a_first_bucket_of_less_than_a_day_is_an_error(first, fraction):
+    """Else two buckets would have the name 2004-01-01."""
+    with pytest.raises(DataError, match="photos has a first bucket of less than a day"):
+        divide([first, "2004-01-30", "2004-02-10"], f"shift:month:{fraction}")
 
 
 @given(

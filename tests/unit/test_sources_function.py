@@ -42,6 +42,15 @@ def odd_split(root):
 def raises(root):
     raise RuntimeError("not today\\nor ever")
 
+def exits(root):
+    raise SystemExit(3)
+
+def has_name(root, *, name: str = "x"):
+    return None
+
+def has_licence(root, *, licence: int = 3):
+    return None
+
 def nothing(root):
     return None
 
@@ -128,6 +137,9 @@ def test_naming_a_function_does_not_import_it():
         ("of_nothing", "takes no folder"),
         ("number", "cannot be called"),
         ("raises", "raised RuntimeError: not today or ever"),
+        ("exits", "raised SystemExit: 3"),
+        ("has_name", "takes name, an argument of every dataset; expected"),
+        ("has_licence", "takes licence, an argument of every dataset; expected"),
         ("nothing", "returned None; expected an ImageIndex"),
         ("outside", "leads out of"),
         ("odd_split", "has a split 'valid'"),

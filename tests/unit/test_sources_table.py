@@ -284,6 +284,14 @@ def test_all_time_types_of_parquet_are_read(root, times):
     assert list_images(root, borders="year") == {"2004": ["a"], "2005": ["b"]}
 
 
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_the_last_half_second_of_a_year_before_1970_belongs_to_that_year(root, unit, zone):
+    times = [datetime(1969, 12, 31, 23, 59, 59, 500_000), datetime(1970, 1, 1)]
+    parquet(root, time=pa.array(times, pa.timestamp(unit, zone)))
+    assert list_images(root, borders="year") == {"1969": ["a"], "1970": ["b"]}
+
+
 def test_the_unpacked_size_of_a_parquet_file_is_limited(root):
     number = MAX_TABLE_ROWS + 1
     column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0), number), pa.array(["x"]))

@@ -117,7 +117,7 @@ class FunctionSource:
             index = self._function(None if root is None else resolve_root(root), **parameters)
         except ClearError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"dataset {self._reference} raised {type(error).__name__}: {reason(error)}"
             ) from error
@@ -137,7 +137,10 @@ class FunctionSource:
             raise self._build_error(f"cannot be called ({reason(error)})") from error
         if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
             raise self._build_error("takes no folder")
+        reserved = {field.name for field in dataclasses.fields(StreamArguments)}
         for parameter in parameters[1:]:
+            if parameter.name in reserved:
+                raise self._build_error(f"takes {parameter.name}, an argument of every dataset")
             if hints.get(parameter.name) not in _PARAMETER_TYPES or not isinstance(
                 parameter.default, _PARAMETER_TYPES
             ):

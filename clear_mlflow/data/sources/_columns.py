@@ -105,7 +105,8 @@ def convert_column(
     if types.is_dictionary(dtype) and not types.is_string(dtype.value_type):
         column, dtype = column.cast(dtype.value_type), dtype.value_type
     if types.is_timestamp(dtype):
-        column = column.cast(pa.timestamp("s"), safe=False)
+        # A cast rounds towards 1970: before it, the last half second of a year would be the next.
+        column = compute.floor_temporal(column, unit="second").cast(pa.timestamp("s"))
     # A dictionary is not decoded: a long text in a million rows stays one text.
     if not types.is_dictionary(dtype):
         column = column.cast(pa.string()).dictionary_encode()
