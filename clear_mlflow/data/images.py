@@ -337,16 +337,13 @@ def _count_seconds(text: str) -> int:
 def _parse_dates(
     keys: Iterable[str], times: Mapping[str, object], source_name: str
 ) -> dict[str, str]:
-    dates = {}
-    for key in keys:
-        time = parse_time(str(times.get(key)))
-        if time is None:
-            raise DataError(
-                f"{source_name} has {safe_repr(times.get(key))} as time of bucket {key}; expected "
-                "a date of each bucket, such as 2004-05-17"
-            )
-        dates[key] = f"{time.start:%Y-%m-%d}"
-    return dates
+    starts = {key: parse_time(str(times.get(key))) for key in keys}
+    if unknown := [key for key, time in starts.items() if time is None]:
+        raise DataError(
+            f"{source_name} has {safe_repr(times.get(unknown[0]))} as time of bucket {unknown[0]}; "
+            "expected a date of each bucket, such as 2004-05-17"
+        )
+    return {key: f"{time.start:%Y-%m-%d}" for key, time in starts.items() if time is not None}
 
 
 def check_test_buckets(
@@ -453,16 +450,13 @@ def _group_entries(
             )
         rows[split].append(entry)
         if num_vectors is not None:
-            if (
-                not isinstance(path, (int, np.integer))
-                or not 0 <= path < num_vectors
-                or is_listed[path]
-            ):
+            row = path if isinstance(path, (int, np.integer)) else -1
+            if not 0 <= row < num_vectors or is_listed[row]:
                 raise DataError(
                     f"{source_name} lists {safe_repr(path)}, which is outside of the vectors, or "
                     f"is listed twice; expected rows from 0 to {num_vectors - 1}, each once"
                 )
-            is_listed[path] = True
+            is_listed[row] = True
         elif not isinstance(path, Path):
             raise DataError(
                 f"{source_name} lists {safe_repr(path)}; expected a Path, or pass vectors=ARRAY if "
