@@ -25,7 +25,7 @@ from clear_mlflow.sweeps.run import check_and_hash_runs
 from clear_mlflow.sweeps.study import (
     StudyReport,
     build_report,
-    choose,
+    choose_parameters,
     compute_mean,
     get_metric_values,
     iter_combinations,
@@ -275,7 +275,7 @@ def compute_report(study_name: str) -> StudyReport:
         return grid.runs
 
     tuned = find_runs(study.tune, [draw for method in study.methods for draw in method.draws])
-    choices, metric = choose(study, compared, tuned, tuned)
+    choices, metric = choose_parameters(study, compared, tuned, tuned)
     tested = [find_runs(study.test, choice.list_tested(with_regret=True)) for choice in choices]
     means = [
         [
