@@ -253,9 +253,9 @@ def measure_bare(folder: Path, size: int, device: str, precision: str) -> dict[s
                     left, top = ((n - side) // 2 for n in photo.size)
                     pixels.append(np.asarray(photo.crop((left, top, left + side, top + side))))
             np.save(cached, np.stack(pixels))
-        pixels = torch.from_numpy(np.load(cached)).to(device)
+        images = torch.from_numpy(np.load(cached)).to(device)
         labels = torch.arange(len(CLASSES), device=device)
-        return pixels, labels.repeat_interleave(len(pixels) // len(CLASSES))
+        return images, labels.repeat_interleave(len(images) // len(CLASSES))
 
     data = [load_images("train", b, size + margin) for b in range(1, BUCKETS + 1)]
     tests = [load_images("test", b, size) for b in range(1, BUCKETS + 1)]

@@ -104,8 +104,7 @@ def measure(side_name: str, folder: Path, epochs: int, device: str) -> dict[str,
 def write_dataset(folder: Path, train: int, test: int) -> None:
     """Write files in place of images, in CLEAR's released layout, and their features."""
     from clear_mlflow.data import load_stream
-    from clear_mlflow.data.features.extracted import Extraction, array_file
-    from clear_mlflow.data.stream import iter_image_sets
+    from clear_mlflow.data.features.extracted import Extraction, get_array_path
 
     root = folder / "data"
     names = [f"class{label:02d}" for label in range(CLASSES)]
@@ -114,11 +113,11 @@ def write_dataset(folder: Path, train: int, test: int) -> None:
         for bucket in map(str, range(1, BUCKETS + 1)):
             metadata[bucket] = {}
             for name in names:
-                images = f"labeled_images/{bucket}/{name}"
-                (root / split / images).mkdir(parents=True)
+                images_folder = f"labeled_images/{bucket}/{name}"
+                (root / split / images_folder).mkdir(parents=True)
                 entries = {}
                 for number in range(count):
-                    path = f"{images}/{number}.jpg"
+                    path = f"{images_folder}/{number}.jpg"
                     (root / split / path).write_text(f"{split} {path}")
                     entries[str(number)] = {"ID": str(number), "EXT": "jpg", "IMG_PATH": path}
                 file = root / split / "labeled_metadata" / bucket / f"{name}.json"
@@ -135,10 +134,10 @@ def write_dataset(folder: Path, train: int, test: int) -> None:
     draws = np.random.default_rng(0)
     # Of a length at which CLEAR's learning rate learns, and so close that heads make mistakes.
     centres = draws.normal(size=(CLASSES, WIDTH)).astype(np.float32) * 0.006
-    for number, images in enumerate(iter_image_sets(stream)):
+    for number, images in enumerate(stream.image_sets):
         noise = draws.standard_normal((len(images), WIDTH), dtype=np.float32) * 0.05
         features = centres[images.labels] + noise
-        extraction.write(array_file(feature_folder, number), images, features)
+        extraction.write(get_array_path(feature_folder, number), images, features)
 
 
 def measure_bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
