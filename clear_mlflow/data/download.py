@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.disk import default_data_dir
 from clear_mlflow.core.errors import DataError, RecordError
-from clear_mlflow.core.text import one_line
+from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, parse_json_object, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.files import CLASS_LIST, path_text, reason
@@ -97,10 +99,11 @@ def download(
     Returns the names of the new folders, none if all exist.
     revision: branch, tag or commit on the hub. endpoint: address of the hub, or None for the
     default of ``huggingface_hub``. Raises DataError if the download fails, the disk is too small,
-    or a folder has other files.
+    or a folder has other files, and if HF_ENDPOINT or HF_TOKEN is invalid.
     """
     if not _list_missing(release, root):
         return ()
+    _check_environment()
     with _lock(root, on_progress) as work:
         hub = _Hub(release, root, revision, endpoint, work, retry_limits, on_progress)
         missing = _list_missing(release, root)  # another process may have finished meanwhile
@@ -113,6 +116,26 @@ def download(
     with suppress(OSError):  # parts of another release's archives remain
         work.rmdir()
     return tuple(archive.folder for archive in missing)
+
+
+def _check_environment() -> None:
+    # The hub's package would fail in its import, or in the middle of a request.
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        url = urlsplit(endpoint)
+        is_valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port above 65535, or half an IPv6 address
+        is_valid = False
+    if not is_valid or not endpoint.isprintable() or " " in endpoint:
+        raise DataError(
+            f"HF_ENDPOINT is {safe_repr(mask_credentials(endpoint))}; expected an address such as "
+            "https://huggingface.co, or unset it"
+        )
+    if not os.environ.get("HF_TOKEN", "").isascii():
+        raise DataError(
+            "HF_TOKEN contains a character that is not ASCII; expected a token of the hub, or "
+            "unset it"
+        )
 
 
 def fetch_clear(name: str, on_progress: OnProgress = lambda step, done, total: None) -> Path:

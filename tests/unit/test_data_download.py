@@ -284,6 +284,26 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
     assert same_as(tree, tmp_path / "root")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *(("HF_ENDPOINT", f"http://127.0.0.1{end}") for end in (":99999", ":1 ", ":0", ":x")),
+        *(("HF_ENDPOINT", value) for value in ("", "http://", "ftp://hub", "localhost:1")),
+        ("HF_ENDPOINT", "http://[::1"),
+        ("HF_ENDPOINT", "http://user:secret@hub:99999"),
+        ("HF_TOKEN", "hf_secrét"),
+    ],
+)
+def test_an_invalid_variable_of_the_hub_is_one_line(
+    release, tmp_path, monkeypatch, variable, value
+):
+    monkeypatch.setenv(variable, value)
+    line = check_error(DataError, f"{variable} ", download, release, tmp_path / "root")
+    assert "or unset it" in line
+    assert "secr" not in line
+    assert not (tmp_path / "root").exists()
+
+
 def test_offline_mode_is_an_immediate_error(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # as the variable sets it
     done = CliRunner().invoke(main, ["data", "download", "clear10", str(tmp_path)])
