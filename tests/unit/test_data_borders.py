@@ -90,7 +90,7 @@ def test_a_first_bucket_of_less_than_a_day_is_an_error(first, fraction):
 @given(
     st.lists(DAYS, min_size=2, max_size=60, unique=True),
     st.sampled_from(["year", "half", "quarter"]),
-    st.floats(-0.99, 0.99),
+    st.floats(-0.98, 0.99),  # below, less than a day may remain to the first bucket
 )
 def test_shifted_borders_keep_the_order_of_time(days, unit, fraction):
     fraction = round(fraction, 3)
