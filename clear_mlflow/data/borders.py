@@ -18,9 +18,9 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.images import NONE, ImageIndex, ImageTable, find_first_days
-from clear_mlflow.data.times import HALF, MONTH, QUARTER, YEAR, Time, format_period, parse_time
+from clear_mlflow.data.times import DAY, HALF, MONTH, QUARTER, YEAR, Time, format_period, parse_time
 
-_UNITS: Final = {"year": YEAR, "half": HALF, "quarter": QUARTER, "month": MONTH}
+_PRECISIONS: Final = {"year": YEAR, "half": HALF, "quarter": QUARTER, "month": MONTH, "day": DAY}
 _MONTHS = {"year": 12, "half": 6, "quarter": 3, "month": 1}
 _UNIT = "year|half|quarter|month"
 _FORM = re.compile(
@@ -63,20 +63,23 @@ def divide_times(
 
     counts: number of images with each time. source_name: of the images, for messages. describe:
     returns a phrase for the index of a time, such as ``photos.csv row 3``. Raises DataError if a
-    time lacks the unit, or if many equal times leave a bucket without images.
+    time lacks the unit, or the day if borders are shifted, or if many equal times leave a bucket
+    without images.
     """
     match = _FORM.fullmatch(borders)
     if match is None:
         raise ValueError(borders)
     if unit := match["unit"] or match["shifted"]:
+        # A moved border is within a month: times without a day would be in the wrong bucket.
+        required = "day" if float(match["fraction"] or 0) else unit
         for index, time in enumerate(times):
-            if time.precision < _UNITS[unit]:
+            if time.precision < _PRECISIONS[required]:
                 raise DataError(
-                    f"{describe(index)}, which lacks the {unit}; expected times that are exact "
-                    f"enough for {unit}"
+                    f"{describe(index)}, which lacks the {required}; expected times that are exact "
+                    f"enough for borders={borders}"
                 )
         if match["unit"]:
-            names = [format_period(time, _UNITS[unit]) for time in times]
+            names = [format_period(time, _PRECISIONS[unit]) for time in times]
             periods, indices = np.unique(names, return_inverse=True)
             return periods.tolist(), indices.astype(np.int64), None
         return _shift_periods(times, unit, float(match["fraction"]), source_name)

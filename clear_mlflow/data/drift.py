@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.images import ImageIndex
 
 SHIFTS = (0.1, 0.25)  # of a bucket
@@ -30,7 +32,7 @@ class LabelDrift:
         counts: (T, C) images of each class.
         sensitivity: fraction of a bucket to the distance from the buckets whose borders are moved
             by it, the mean of both directions; {} unless the borders are a year, half, quarter or
-            month.
+            month and all times have a day.
     """
 
     borders: str
@@ -69,11 +71,12 @@ def measure_label_drift(borders: str, read_index: Callable[[str], ImageIndex]) -
     index = read_index(borders)
     counts, sensitivity = _count_labels(index), {}
     if re.fullmatch("year|half|quarter|month", borders):
-        for shift in SHIFTS:
-            texts = [f"shift:{borders}:{sign}{shift:g}" for sign in ("", "-")]
-            sensitivity[shift] = fmean(
-                measure_distance(counts, _count_labels(read_index(text))) for text in texts
-            )
+        with suppress(DataError):  # times without a day cannot be divided by shifted borders
+            for shift in SHIFTS:
+                texts = [f"shift:{borders}:{sign}{shift:g}" for sign in ("", "-")]
+                sensitivity[shift] = fmean(
+                    measure_distance(counts, _count_labels(read_index(text))) for text in texts
+                )
     return LabelDrift(borders, index.buckets, counts, sensitivity)
 
 

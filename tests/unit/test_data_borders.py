@@ -79,6 +79,23 @@ def test_the_last_year_of_the_calendar_is_a_bucket_like_others(unit, late):
     assert early[1][:4] == "2004"
 
 
+@pytest.mark.parametrize("fraction", [".25", "-.1", "0.5"])
+@pytest.mark.parametrize(
+    ("unit", "time"),
+    [
+        *(("year", time) for time in ("2005", "2005-H2", "2005-Q1", "2005-04")),
+        *(("half", "2005-H1"), ("quarter", "2005-Q2"), ("quarter", "2005-05")),
+        ("month", "2005-05"),
+    ],
+)
+def test_a_shifted_border_needs_the_day_of_each_time(unit, time, fraction):
+    """Else all of 2005 would be in the bucket before, because it begins before its border."""
+    message = f"row 1 has {time}, which lacks the day; expected times .* borders=shift:{unit}:"
+    with pytest.raises(DataError, match=message):
+        divide(["2004-01-01", time, "2006-01-01"], f"shift:{unit}:{fraction}")
+    assert len(set(divide(["2004-01-01", time], f"shift:{unit}:-.0"))) == 2
+
+
 @pytest.mark.parametrize("first", ["2004-01-01T01:00", "2004-01-20"])
 @pytest.mark.parametrize("fraction", ["-0.99", "-0.97", "-0.999999999"])
 def test_a_first_bucket_of_less_than_a_day_is_an_error(first, fraction):

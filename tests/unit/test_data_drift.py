@@ -89,6 +89,19 @@ def test_changes_are_those_of_loops_over_images(table):
     assert [*drift.sensitivity] == [0.1, 0.25]
 
 
+@pytest.mark.parametrize(("digits", "borders"), [(4, "year"), (7, "year"), (7, "month")])
+def test_times_without_a_day_have_no_shifted_borders(tmp_path, digits, borders):
+    path = tmp_path / "days.csv"
+    rows = [
+        f"{i},{x},{str(day)[:digits]}" for i, (x, day) in enumerate(zip(LABELS, DAYS, strict=True))
+    ]
+    path.write_text("\n".join(["x,label,time", *rows]) + "\n")
+    (drift,) = check(path, borders).drifts
+    assert drift.sensitivity == {}
+    assert drift.as_json()["sensitivity"] == {}
+    assert len(drift.buckets) == (3 if borders == "year" else 36)
+
+
 def test_two_borders_are_compared(table):
     findings = check(table, "year", "equal:4", "month")
     (year, equal, _) = findings.drifts
