@@ -87,16 +87,26 @@ def stat_file(path: Path | str, *, root: Path) -> os.stat_result:
 
 
 def _build_link_error(path: Path | str, root: Path) -> DataError:
+    if not Path(path).absolute().is_relative_to(root):
+        return DataError(
+            f"{path_text(path)} is not in {path_text(root)}; pass the folder that contains all "
+            "images as root"
+        )
     return DataError(
         f"{path_text(path)} is a link that leads out of {path_text(root)}; replace the link by a "
         "copy of its target"
     )
 
 
-def resolve_root(root: Path) -> Path:
+def resolve_root(root: Path | str) -> Path:
     """Return the data root, absolute, without links. Raises DataError if missing."""
+    if not isinstance(root, (str, os.PathLike)):
+        raise DataError(
+            f"root is {safe_repr(root)}; expected the folder of the data: pass data_root to the "
+            "training, or a folder as root"
+        )
     try:
-        return root.resolve(strict=True)
+        return Path(root).resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"data root {path_text(root)} cannot be read: {reason(error)}") from None
 

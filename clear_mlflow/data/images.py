@@ -241,7 +241,7 @@ def build_index(
         root: folder that contains all images.
         layout: how the stream is stored, for people.
         source_name: name of the list of images, for messages; the root by default.
-        order: keys of all buckets. Required unless all keys are integers, or all are dates.
+        order: keys of all buckets. Required unless all are integers or dates.
         times: date of each bucket, such as 2004-05-17, for the axis of charts. By default the
             first day of each bucket if all keys are dates.
         vectors: (rows, width), finite numbers, stored as float32; a mapped file stays mapped.
@@ -254,17 +254,16 @@ def build_index(
 
     Raises:
         DataError: there are no images, fewer than two classes, or too many of anything; an image
-            occurs twice; a bucket or class has an invalid name; the order of the buckets is
-            unknown; a path leads out of *root*; a vector is not finite, or distinct numbers become
-            equal as float32; or a class has test images but no training images.
+            occurs twice or is not in *root*; a name is invalid; the order of the buckets is not
+            known; a vector is not finite, or distinct numbers become equal as float32; or a class
+            has test images but no training images.
     """
-    real_root = resolve_root(Path(root))
+    real_root = resolve_root(root)
     source_name = source_name or path_text(real_root)
     array = None if vectors is None else _check_vectors(vectors, source_name)
     seconds = cache(_count_seconds)
-    num_vectors = None if array is None else len(array)
     train, test, folders = _group_entries(
-        entries, source_name, listed_below, class_names, num_vectors
+        entries, source_name, listed_below, class_names, None if array is None else len(array)
     )
     names = _sort_class_names(train, test, class_names, source_name)
     test_keys = {entry.bucket for entry in test}
@@ -442,7 +441,10 @@ def _group_entries(
     rows: dict[str, list[Entry]] = {TRAIN: [], TEST: []}
     groups: set[tuple[str, str, str]] = set()
     paths: set[Path] = set()
-    for entry in entries:
+    for entry in () if entries is None else entries:
+        if not isinstance(entry, Entry):
+            problem = f"lists {safe_repr(entry)}; expected Entry(path, class_name, bucket)"
+            raise DataError(f"{source_name} {problem}")
         path, class_name, bucket, split, _ = entry
         if split not in rows:
             raise DataError(
@@ -523,10 +525,10 @@ def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: st
     if len(keys) > MAX_BUCKETS:
         raise DataError(f"{source_name} has {len(keys)} buckets; expected at most {MAX_BUCKETS}")
     if order:
-        if unmatched := sorted(set(keys).symmetric_difference(order)):
+        if unmatched := sorted(set(keys).symmetric_difference(order), key=repr):
             where = "only in the data" if unmatched[0] in keys else "not in the data"
             raise DataError(
-                f"{source_name} and order={':'.join(order)} differ: bucket "
+                f"{source_name} and order={':'.join(map(str, order))} differ: bucket "
                 f"{safe_repr(unmatched[0])} is {where}; expected all buckets, each once"
             )
         if len(set(order)) < len(order):

@@ -3,6 +3,7 @@
 import itertools
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from one_line_errors import check_error
@@ -10,7 +11,7 @@ from own_streams import CLASSES, YEARS, load_source, write_years
 from released_layout import write_image
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data import Entry, build_index
+from clear_mlflow.data import Entry, build_index, load_stream
 from clear_mlflow.data.sources import needs_folder, stream_name
 from clear_mlflow.learning.arguments import complete_dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -38,6 +39,10 @@ def days(root: Path) -> ImageIndex:
 
 def odd_split(root):
     return build_index([Entry(root / "c.png", "y", "1", "valid")], root=root)
+
+def vectors(root):
+    entries = [Entry(row, "ab"[row % 2], "12"[row // 2]) for row in range(4)]
+    return build_index(entries, root=root, vectors=[[1.0], [2.0], [3.0], [4.0]])
 
 def raises(root):
     raise RuntimeError("not today\\nor ever")
@@ -141,7 +146,7 @@ def test_naming_a_function_does_not_import_it():
         ("has_name", "takes name, an argument of every dataset; expected"),
         ("has_licence", "takes licence, an argument of every dataset; expected"),
         ("nothing", "returned None; expected an ImageIndex"),
-        ("outside", "leads out of"),
+        ("outside", "is not in"),
         ("odd_split", "has a split 'valid'"),
     ],
 )
@@ -170,3 +175,36 @@ def test_a_class_that_the_list_of_classes_lacks_is_an_error(tmp_path, split):
     entries.append(Entry(tmp_path / "c.png", "cat", "1", split))
     with pytest.raises(DataError, match="class 'cat', but the list of classes does not name it"):
         build_index(entries, root=tmp_path, class_names=["bus", "camera"])
+
+
+IMAGES = [Entry(Path(f"{name}{key}.png"), name, key) for name in ("bus", "cat") for key in "12"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"root": None}, "root is None; expected the folder of the data: pass data_root"),
+        ({"root": 3}, "root is 3; expected the folder of the data"),
+        ({"root": "years"}, "is not in "),
+        ({"entries": None}, "has nothing to train on"),
+        ({"entries": [None]}, "lists None; expected Entry(path, class_name, bucket)"),
+        ({"entries": [tuple(entry) for entry in IMAGES]}, "expected Entry(path, class_name"),
+        ({"entries": IMAGES[0]}, "expected Entry(path, class_name, bucket)"),
+        ({"order": [1, 2]}, "and order=1:2 differ: bucket '1' is only in the data"),
+        ({"order": ["1", None]}, "and order=1:None differ: bucket '2' is only in the data"),
+    ],
+)
+def test_a_wrong_argument_of_build_index_is_an_error_that_names_it(
+    tmp_path, monkeypatch, arguments, message
+):
+    (tmp_path / "years").mkdir()
+    monkeypatch.chdir(tmp_path)
+    entries = [entry._replace(path=tmp_path / entry.path) for entry in IMAGES]
+    arguments = {"entries": entries, "root": tmp_path} | arguments
+    check_error(DataError, message, lambda: build_index(**arguments))
+
+
+def test_a_function_without_a_folder_is_told_what_to_pass(root):
+    message = "root is None; expected the folder of the data: pass data_root to the training"
+    cache = {"cache_dir": root.parent}
+    check_error(DataError, message, load_stream, "own_photos:vectors", "auto", **cache)
