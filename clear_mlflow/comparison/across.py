@@ -31,7 +31,7 @@ from clear_mlflow.comparison.result import (
 )
 from clear_mlflow.comparison.wording import is_a_better
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import one_line, safe_repr, truncate_apart
+from clear_mlflow.core.text import format_count, one_line, safe_repr, truncate_apart
 
 
 def summarize_across(comparison: Comparison, parameter: str) -> Across:
@@ -113,7 +113,8 @@ def warn_about_inputs(comparison: Comparison, parameter: str) -> list[str]:
     if parameter != "borders" or not num_scaled:
         return []
     return [
-        f"{num_scaled} of {len(comparison.runs)} runs have standardise=first, which scales inputs "
+        f"{num_scaled} of {format_count(len(comparison.runs), 'run')} "
+        f"{'has' if num_scaled == 1 else 'have'} standardise=first, which scales inputs "
         "by the first bucket: with other borders, the inputs differ, too. To change only the "
         "borders, scale the vectors before and pass standardise=none."
     ]
@@ -130,7 +131,7 @@ def write_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str
     tested = [outcome for outcome in outcomes if outcome != UNTESTED]
     better, worse = tested.count(BETTER), tested.count(WORSE)
     number = f"{len(tested)}" if len(tested) == len(outcomes) else f"{len(tested)} tested"
-    values = f"{number} value{'s' if len(tested) > 1 else ''} of {parameter}"
+    values = f"{number} {'value' if len(tested) == 1 else 'values'} of {parameter}"
     if not tested:
         return f"{a} against {b} was not tested"
     if better and worse:

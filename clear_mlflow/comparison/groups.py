@@ -16,7 +16,7 @@ from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, get_measured_split, stack_all_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import one_line, safe_repr, truncate, truncate_apart
+from clear_mlflow.core.text import one_line, safe_repr, show_blank, truncate, truncate_apart
 from clear_mlflow.metrics import ScratchMatrix
 from clear_mlflow.statistics import MIN_SEEDS, SeedSummary, seed_summary
 
@@ -309,7 +309,7 @@ def _build_names(
         first = group_by[0]
         names = [n or [format_label(first, x[first])] for n, x in zip(names, labels, strict=True)]
     else:
-        names = [[run.name] for run in runs]
+        names = [[show_blank(run.name)] for run in runs]
     if len({item.split for item in conditions}) > 1:
         for name, run in zip(names, runs, strict=True):
             name[0] = f"{run.record.dataset.split}: {name[0]}"
@@ -378,7 +378,9 @@ def contains_label(parameter: str, name: str) -> bool:
 
 def format_label(name: str, label: str) -> str:
     """Return a label, after its name unless its meaning is clear."""
-    return label if name in _CLEAR_LABELS and label else f"{name}={label}"
+    shown_label = show_blank(label)
+    is_clear = name in _CLEAR_LABELS and label and shown_label == label
+    return label if is_clear else f"{name}={shown_label}"
 
 
 def _append_varying(
@@ -429,7 +431,7 @@ def format_run(run: ComparedRun | RunWithoutRows) -> str:
 
 def truncate_name(name: str) -> str:
     """Return an untrusted name, printable, cut to 60 characters."""
-    return truncate(name, 60)
+    return truncate(show_blank(name), 60)
 
 
 def is_equal_cost(a: float, b: float) -> bool:

@@ -33,6 +33,7 @@ from clear_mlflow.comparison.wording import (
     write_warnings,
 )
 from clear_mlflow.core.score import format_significant
+from clear_mlflow.core.text import format_count
 from clear_mlflow.metrics import (
     EXTRA_METRICS,
     WITHIN_BUCKET,
@@ -341,7 +342,8 @@ def _list_remarks(a: Group, b: Group, pair: Pair) -> Iterator[str]:
             continue
         if diverged := len(group.diverged):
             verb, total = "has" if diverged == 1 else "have", len(group.counted) + diverged
-            yield f"{diverged} of {total} seeds of {name} diverged and {verb} no value"
+            count = format_count(total, "seed")
+            yield f"{diverged} of {count} of {name} diverged and {verb} no value"
     if pair.values is None or pair.seeds is None:
         return
     if pair.method != WELCH:

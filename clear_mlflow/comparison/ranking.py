@@ -22,7 +22,7 @@ from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.metrics import (
     EXTRA_METRICS,
     METRICS,
@@ -306,7 +306,10 @@ def select_equal_cost(
         )
     notes = []
     if num_without := len(runs) - len(with_cost):
-        notes.append(f"{num_without} of {len(runs)} runs are left out: they logged no {metric}.")
+        are, they = ("is", "it") if num_without == 1 else ("are", "they")
+        notes.append(
+            f"{num_without} of {len(runs)} runs {are} left out: {they} logged no {metric}."
+        )
     notes.append(
         f"The {len(selected)} runs are within 1 % of {metric} {format_cost(selected[0])}"
         + (f"; left out: {others}." if others else ".")
@@ -326,7 +329,7 @@ def get_common_score(runs: Sequence[ComparedRun]) -> Score:
         raise ConfigError("none of the runs has a row of an accuracy matrix; nothing to compare")
     if len(counts) > 1:
         scores = ", ".join(
-            f"{score.name} ({score.better} is better; {count} run{'' if count == 1 else 's'})"
+            f"{score.name} ({score.better} is better; {format_count(count, 'run')})"
             for score, count in counts.items()
         )
         raise ConfigError(

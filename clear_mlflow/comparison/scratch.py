@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.groups import NOT_LOGGED, ComparedRun, format_run
 from clear_mlflow.comparison.wording import list_differences
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.metrics import DROP_PARTS, SCRATCH_METRICS, ScratchMatrix, compute_values
 
 # Parameters that a model and its budget consist of: with other values, a difference between two
@@ -64,7 +64,7 @@ def add_scratch_metrics(
         results.append(replace(run, summary={**run.summary, **values}, scratch=scratch))
     if not undefined:
         return results, []
-    count = f"{len(undefined)} of {len(runs)} runs"
+    count = f"{len(undefined)} of {format_count(len(runs), 'run')}"
     return results, [f"against_scratch is undefined for {count}; {undefined[0]}."]
 
 

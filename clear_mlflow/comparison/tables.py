@@ -16,7 +16,7 @@ from pandas import DataFrame, Series, concat
 from clear_mlflow.comparison.groups import LEVEL, MAX_NAME, Group
 from clear_mlflow.comparison.result import DIFFERENT, PAIR_COLUMNS, Comparison, build_frame
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import NOT_MEASURED, safe_repr, truncate
+from clear_mlflow.core.text import NOT_MEASURED, format_count, safe_repr, truncate
 from clear_mlflow.metrics import ALL_METRICS, SCRATCH_METRICS, adapt_metrics, format_value
 from clear_mlflow.report.exports import disarm_formula
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
@@ -322,7 +322,8 @@ def format_description(comparison: Comparison, *, page: str) -> str:
     It has leaderboard, verdicts and warnings. page: URL of the comparison's page.
     """
     groups = comparison.groups
-    heading = f"### {len(comparison.runs)} runs in {len(groups)} groups compared"
+    runs = format_count(len(comparison.runs), "run")
+    heading = f"### {runs} in {format_count(len(groups), 'group')} compared"
     if comparison.is_validation:
         heading += ", on validation images"
     # Differences first, because the end of a long list is truncated.
@@ -337,12 +338,14 @@ def format_description(comparison: Comparison, *, page: str) -> str:
     table = zip(_format_markdown_rows(comparison), ends, strict=True)
     # Up to half of the description is the table; the rest is for verdicts, then for warnings.
     table_rows = [f"{row} {end}" for row, end in table]
-    lines = append_lines(lines, table_rows, MAX_NOTE_BYTES // 2, "more groups in `leaderboard.csv`")
+    lines = append_lines(
+        lines, table_rows, MAX_NOTE_BYTES // 2, "more group", "in `leaderboard.csv`"
+    )
     if verdicts[1:]:
-        lines = append_lines([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
+        lines = append_lines([*lines, "", ""], verdicts[1:], 6_500, "more verdict", "on the page")
     if warnings:
         lines = [*lines, "", "**Read this first**", ""]
-        lines = append_lines(lines, warnings, MAX_NOTE_BYTES, "more warnings")
+        lines = append_lines(lines, warnings, MAX_NOTE_BYTES, "more warning")
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.comparison.groups import COST
+from clear_mlflow.comparison.groups import COST, truncate_name
 from clear_mlflow.comparison.published_results import NOTE
 from clear_mlflow.comparison.result import (
     BETTER,
@@ -31,6 +31,7 @@ from clear_mlflow.comparison.tables import (
 )
 from clear_mlflow.comparison.wording import write_assumptions
 from clear_mlflow.core.score import format_significant
+from clear_mlflow.core.text import format_count
 
 _MAX_GROUPS = 50
 _MAX_METRICS = 4  # columns of a table with costs
@@ -50,7 +51,8 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
             yield Text()
         yield table
     if len(comparison.groups) > _MAX_GROUPS:
-        yield Text(f"… {len(comparison.groups) - _MAX_GROUPS} more groups", style="dim")
+        count = format_count(len(comparison.groups) - _MAX_GROUPS, "more group")
+        yield Text(f"… {count}", style="dim")
     if comparison.published:
         yield Text()
         yield from _render_published(comparison)
@@ -98,7 +100,8 @@ def _render_across(comparison: Comparison, across: Across) -> Iterator[Renderabl
     has_cells = len(across.values) <= _MAX_VALUES
     counted = (BETTER, UNDECIDED, WORSE)
     table.add_column(f"across {across.parameter}", overflow="fold")
-    for name in (*(across.values if has_cells else counted), "mean"):
+    values = map(truncate_name, across.values) if has_cells else counted
+    for name in (*values, "mean"):
         table.add_column(name, justify="right", overflow="fold")
     for pair in across.pairs:
         cells = [f"{pair.count(outcome)}" for outcome in counted]

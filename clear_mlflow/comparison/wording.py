@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
+import numpy as np
+
 from clear_mlflow.comparison.groups import (
     COST,
     LEVEL,
@@ -23,7 +25,7 @@ from clear_mlflow.comparison.result import (
 )
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import TEST, VALIDATION
-from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.core.text import format_count, safe_repr, truncate
 from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS
 
 _MAX_NAME_LENGTH = 120  # of a run that stores a comparison
@@ -104,10 +106,10 @@ def build_comparison_name(comparison: Comparison) -> str:
     num_runs = len(comparison.runs)
     split = ", validation" if comparison.is_validation else ""
     if len(groups) == 1:
-        return f"{groups[0]}: {num_runs} run{'s' if num_runs > 1 else ''}{split}"
+        return f"{groups[0]}: {format_count(num_runs, 'run')}{split}"
     sides = " vs ".join(groups[:3])
     if len(groups) > 3 or len(sides) > _MAX_NAME_LENGTH:
-        sides = f"{groups[0]} vs {len(groups) - 1} other{'s' if len(groups) > 2 else ''}"
+        sides = f"{groups[0]} vs {format_count(len(groups) - 1, 'other')}"
     return f"compare {sides} ({num_runs} runs{split})"
 
 
@@ -142,8 +144,7 @@ def _describe_difference(pair: Pair) -> str:
 def _format_margin(margin: float, pair: Pair) -> str:
     if not pair.is_in_percent:
         return f"{margin:g}"
-    points = 100 * margin
-    return f"{points:g} point{'' if points == 1 else 's'}"
+    return format_count(100 * margin, "point")
 
 
 def _format_result(
@@ -193,18 +194,60 @@ def write_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
 
 
 def write_assumptions(pairs: Sequence[Pair]) -> str:
-    """Write what the tests assume, and how they are adjusted."""
+    """Write what the tests assume, and how they are adjusted.
+
+    Returns "" if no pair was tested.
+    """
     tests = {pair.test for pair in pairs}
     sentences = [text for test, text in _ASSUMPTIONS.items() if test in tests]
     if not sentences:
         return ""
     method = "Bonferroni's" if any(pair.margin is not None for pair in pairs) else "Holm's"
+    risk = f"significant difference is at most {100 * (1 - LEVEL):.2g} %."
     sentences.append(
         f"Cite interval and p-value together. Both are adjusted by {method} method: if all methods "
-        f"are equal, the probability of any significant difference is at most "
-        f"{100 * (1 - LEVEL):.2g} %."
+        f"are equal, the probability of any {risk}"
+        if any(pair.p is not None and pair.num_comparisons > 1 for pair in pairs)
+        else "Cite interval and p-value together: if both methods are equal, the probability of a "
+        + risk
     )
     return " ".join(sentences)
+
+
+def write_reason_without_tests(comparison: Comparison) -> str:
+    """Write why no pair was tested."""
+    if len(comparison.groups) == 1:
+        return "There is only one group, so no differences are tested."
+    if comparison.ranked_by is None:
+        return "No group defines a metric to rank by, so no differences are tested."
+    identical = _list_identical_pairs(comparison)
+    if identical and len(identical) == len(comparison.planned_pairs):
+        return _write_identical(comparison, identical)
+    return (
+        "No two groups could be tested against each other. A test needs the same test set and at "
+        "least two seeds of both groups, or one run of each with stored predictions."
+    )
+
+
+def _list_identical_pairs(ranked: Comparison) -> list[tuple[int, int]]:
+    """Return the planned pairs of groups with one result each, the same."""
+    results = [group.results for group in ranked.groups]
+    return [
+        (i, j)
+        for i, j in ranked.planned_pairs
+        if len(results[i]) == len(results[j]) == 1
+        and np.array_equal(results[i][0].grid, results[j][0].grid, equal_nan=True)
+    ]
+
+
+def _write_identical(ranked: Comparison, pairs: Sequence[tuple[int, int]]) -> str:
+    names = [" and ".join(ranked.groups[i].name for i in pair) for pair in pairs]
+    listed = names[0] if len(pairs) == 1 else f"{len(pairs)} pairs of groups"
+    examples = f" ({'; '.join(names[:5])}{'; …' if names[5:] else ''})" if len(pairs) > 1 else ""
+    return (
+        f"{listed} have the same matrix{examples}: they do not differ in any metric of the matrix, "
+        "so nothing is tested."
+    )
 
 
 def write_warnings(
@@ -270,9 +313,10 @@ def list_test_intervals(ranked: Comparison) -> list[str]:
 def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
     intervals, runs = list_test_intervals(ranked), ranked.runs
     if num_without := sum(not run.test_every for run in runs) if intervals else 0:
+        have, their = ("has", "its") if num_without == 1 else ("have", "their")
         yield (
-            f"{num_without} of {len(runs)} runs have no tests within buckets (test_every): their "
-            "continual_evaluation metrics are not defined and left empty."
+            f"{num_without} of {len(runs)} runs {have} no tests within buckets (test_every): "
+            f"{their} continual_evaluation metrics are not defined and left empty."
         )
     if len(intervals) > 1:
         yield (
@@ -282,9 +326,10 @@ def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
         )
     num_without = sum(COST not in run.summary for run in runs)
     if 0 < num_without < len(runs):
+        have, their = ("has", "its") if num_without == 1 else ("have", "their")
         yield (
-            f"{num_without} of {len(runs)} runs have not logged their cost, for example runs of "
-            "other programs: their cost metrics are left empty."
+            f"{num_without} of {len(runs)} runs {have} not logged {their} cost, for example runs "
+            f"of other programs: {their} cost metrics are left empty."
         )
 
 
@@ -319,10 +364,11 @@ def _warn_about_group(group: Group) -> Iterator[str]:
             "no value in any mean."
         )
     if group.is_deterministic and group.num_seeds < len(group.counted):
+        seeds = f"have only {format_count(group.num_seeds, 'known seed', 'different known seeds')}"
         yield (
-            f"All {len(group.counted)} runs of {group.name} have the same matrix, and they have "
-            f"{group.num_seeds} different known seeds. They are one result, like a single run; if "
-            "they are copies of one run, delete the others."
+            f"All {len(group.counted)} runs of {group.name} have the same matrix, and they "
+            f"{seeds if group.num_seeds else 'have no known seeds'}. They are one result, like a "
+            "single run; if they are copies of one run, delete the others."
         )
     elif group.is_deterministic:
         yield (
@@ -340,9 +386,12 @@ def _warn_about_tests(
     if single:
         names = ", ".join(group.name for group in single[:5])
         names += ", …" if single[5:] else ""
+        has_others = any(len(group.members) + len(group.without_rows) > 1 for group in single)
+        run = "one run with values" if has_others else "one run"
+        have = f"has only {run}" if len(single) == 1 else f"have only {run} each"
         yield (
-            f"{len(single)} of {len(groups)} groups are one run each ({names}). A result of one "
-            "trained model need not be true for the method."
+            f"{len(single)} of {format_count(len(groups), 'group')} {have} ({names}). A result of "
+            "one trained model need not be true for the method."
         )
     if unequal_images:
         a, b = (groups[i].name for i in min(unequal_images))
@@ -351,11 +400,15 @@ def _warn_about_tests(
             "same digest: they are not tested against each other."
         )
     tested = {pair.indices for pair in pairs}
-    if untested := set(ranked.planned_pairs) - tested - unequal_images:
+    untested = set(ranked.planned_pairs) - tested - unequal_images
+    if identical := [pair for pair in _list_identical_pairs(ranked) if pair in untested]:
+        yield _write_identical(ranked, identical)
+    if untested := untested - set(identical):
+        needs = "" if ranked.ranked_by is None else f" that define {ranked.ranked_by}"
         yield (
-            f"{len(untested)} of {len(ranked.planned_pairs)} pairs could not be tested. A test "
-            "needs three seeds or more of each group, with different matrices, or stored "
-            f"predictions of one run each, for at most {MAX_PREDICTIONS} runs."
+            f"{len(untested)} of {format_count(len(ranked.planned_pairs), 'pair')} could not be "
+            f"tested. A test needs three seeds or more of each group{needs}, with different "
+            f"matrices, or stored predictions of one run each, for at most {MAX_PREDICTIONS} runs."
         )
     for leader in ranked.leaders:
         index = groups[leader].conditions_index

@@ -5,15 +5,31 @@ from __future__ import annotations
 import difflib
 import math
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 NOT_MEASURED = "–"
+# Characters without ink that Unicode counts as letters or symbols: fillers and the Braille blank.
+_FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+_NO_INK = ("C", "M", "Z")  # categories of Unicode: control characters, marks and spaces
 
 
 def format_percent(accuracy: float, decimals: int = 1) -> str:
     """Format a cell in percent without the sign, NaN as a dash."""
     return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"
+
+
+def format_count(count: float, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun, such as ``2 runs``.
+
+    plural: the noun of other counts than 1, or None to append an s.
+
+    >>> [format_count(n, "run") for n in (0, 1, 1200)], format_count(2, "class is", "classes are")
+    (['0 runs', '1 run', '1,200 runs'], '2 classes are')
+    """
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {noun if count == 1 else plural or noun + 's'}"
 
 
 def safe_repr(value: object, limit: int = 60) -> str:
@@ -43,6 +59,16 @@ def printable(text: str) -> str:
     Such characters control a terminal or a renderer.
     """
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def show_blank(text: str) -> str:
+    r"""Return a text, or its escaped repr if all of it is invisible.
+
+    >>> show_blank("naive"), show_blank(" "), show_blank("\N{HANGUL FILLER}")
+    ('naive', "' '", "'\\u3164'")
+    """
+    is_visible = any(c not in _FILLERS and unicodedata.category(c)[0] not in _NO_INK for c in text)
+    return text if is_visible or not text else ascii(text)
 
 
 def one_line(text: str, limit: int = 2000) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, iter_measured_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import truncate
+from clear_mlflow.core.text import format_count, truncate
 from clear_mlflow.metrics import MetricResult, MetricResults, get_headlines
 
 # MLflow truncates longer descriptions without a message. Counted in bytes, because some of its
@@ -118,15 +118,17 @@ def escape(text: str, limit: int) -> str:
     )
 
 
-def append_lines(lines: Sequence[str], extra: Sequence[str], limit: int, noun: str) -> list[str]:
+def append_lines(
+    lines: Sequence[str], extra: Sequence[str], limit: int, noun: str, end: str = ""
+) -> list[str]:
     """Append lines up to *limit* bytes, and a count of omitted ones.
 
-    noun: what the extra lines are, as in "… 3 more warnings".
+    noun: what an extra line is, as in "… 3 more warnings". end: what follows.
     """
     combined = list(lines)
     for i, line in enumerate(extra):
         if count_bytes("\n".join([*combined, line])) > limit - 60:
-            return [*combined, "", f"… {len(extra) - i} {noun}"]
+            return [*combined, "", f"… {format_count(len(extra) - i, noun)} {end}".rstrip()]
         combined.append(line)
     return combined
 

@@ -15,11 +15,11 @@ from mlflow.entities import Run, RunStatus
 
 from clear_mlflow.api.compared import compare_stored_runs
 from clear_mlflow.comparison.page import render_comparison_page
-from clear_mlflow.comparison.page.charts import format_count, shorten
+from clear_mlflow.comparison.page.charts import shorten
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.wording import build_comparison_name
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.core.text import printable
+from clear_mlflow.core.text import format_count, printable
 from clear_mlflow.core.version import __version__
 from clear_mlflow.report.page import render_page
 from clear_mlflow.report.page.run_page import render_run_page

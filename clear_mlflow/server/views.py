@@ -15,9 +15,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.environment_variables import MLFLOW_ENABLE_WORKSPACES
 
-from clear_mlflow.comparison.page.charts import format_count, shorten
+from clear_mlflow.comparison.page.charts import shorten
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
-from clear_mlflow.core.text import one_line, safe_repr
+from clear_mlflow.core.text import format_count, one_line, safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.report.page import render_page
 from clear_mlflow.server.live_pages import (

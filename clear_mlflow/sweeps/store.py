@@ -20,6 +20,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME, MLFL
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.core.text import format_count
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import Outcome, Status
 from clear_mlflow.journal.uploader import store_outcome
@@ -332,20 +333,23 @@ def close_parent_run(
 def _build_sweep_name(grid: Grid) -> str:
     strategies = list(dict.fromkeys(run.config.strategy for run in grid.runs))
     methods = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
-    return f"sweep {methods}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"
+    return f"sweep {methods}: {format_count(len(grid.runs), 'run')}"
 
 
 def _build_note(runs: Sequence[SweepRun], comparison_run: Run | None) -> str:
     counts = Counter(DONE if run.state == DONE_BEFORE else run.state for run in runs)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    lines = [f"{len(runs)} runs: {states}. All of them: `{names.SWEEP_RUNS_JSON}`.", ""]
+    lines = [
+        f"{format_count(len(runs), 'run')}: {states}. All of them: `{names.SWEEP_RUNS_JSON}`.",
+        "",
+    ]
     if failed := [run for run in runs if run.state == FAILED]:
         lines += ["| failed | reason |", "|---|---|"]
         rows = [f"| {escape(run.name, 200)} | {escape(str(run.error), 300)} |" for run in failed]
-        lines = [*append_lines(lines, rows, MAX_NOTE_BYTES // 2, "more"), ""]
+        lines = [*append_lines(lines, rows, MAX_NOTE_BYTES // 2, "more run"), ""]
     if comparison_run is not None:
         note = comparison_run.data.tags.get(MLFLOW_RUN_NOTE, "")
         # Without its heading: MLflow's page folds a description after some four lines.
         note = re.sub(r"\A### .*\n\n", "", note)
-        lines = append_lines(lines, note.splitlines(), MAX_NOTE_BYTES, "more lines")
+        lines = append_lines(lines, note.splitlines(), MAX_NOTE_BYTES, "more line")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """The comparison's page works offline, and untrusted text is never markup."""
 
+import html
 import re
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from comparisons import build_seed_runs as seeds_of
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from rich.console import Console
 
+from clear_mlflow.comparison import tables
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.page.charts import build_metric_plots
 from clear_mlflow.comparison.terminal import render_comparison
@@ -82,6 +84,25 @@ def test_every_cell_of_every_matrix_is_there():
         cells = re.findall(r"<td class=[^>]*>(.*?)</td>", table)
         nothing = "<i>not measured</i>"
         assert cells == [nothing if np.isnan(v) else f"{100 * v:.1f}" for v in grid.ravel()]
+
+
+@pytest.mark.parametrize("name", [" ", "\t \n", "\u200b", "\u3164", "\u2800", "\u0301"])
+@pytest.mark.parametrize("by", [["strategy"], ["strategy", "dataset"], ["shape"], []])
+def test_invisible_names_are_written_out(name, by):
+    runs = [
+        replace(compared_run(label, counts(level, 0), labels={"shape": label}), name=label)
+        for label, level in ((name, 150), ("replay", 170))
+    ]
+    comparison = compare(runs, by)
+    group = next(group for group in comparison.groups if group.members[0].name == name)
+    assert group.name in (f"strategy={name!a}", f"shape={name!a}", ascii(name))
+    page = html.unescape(render_comparison_page(comparison, title="t", footer="f"))
+    assert f'data-value="{group.name}">{group.name}</th>' in page
+    assert f'<td class="text">{name!a}</td>' in page  # in the list of runs
+    assert (
+        ascii(name)
+        in tables.build_text_columns(comparison, [], str)["group"][comparison.groups.index(group)]
+    )
 
 
 def test_sentences_and_warnings_are_on_the_page():

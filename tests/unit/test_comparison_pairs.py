@@ -23,6 +23,7 @@ from clear_mlflow.comparison.pairs import _compare_over_seeds
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison, Pair
 from clear_mlflow.comparison.terminal import render_comparison
+from clear_mlflow.comparison.wording import write_assumptions
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed
 
@@ -55,6 +56,10 @@ def verdicts(comparison: Comparison) -> list[Any]:
 
 def values(comparison: Comparison, position: int) -> list[float]:
     return [value for _, value in comparison.groups[position].list_values(SCORE)]
+
+
+def render_page(comparison: Comparison) -> str:
+    return html.unescape(render_comparison_page(comparison, title="t", footer="f"))
 
 
 def print_text(comparison: Comparison) -> str:
@@ -285,7 +290,7 @@ def test_a_method_without_randomness_is_one_result(name: str, copies: int) -> No
     summary = group.metrics[SCORE]
     assert (summary.n, summary.std, summary.interval) == (1, None, None)
     assert len(group.counted) == copies
-    is_untested = "1 of 1 pairs could not be tested" in " ".join(comparison.warnings)
+    is_untested = "1 of 1 pair could not be tested" in " ".join(comparison.warnings)
     assert is_untested == (copies < 3)
     assert len(comparison.pairs) == (copies >= 3)
     sentence = f"All {copies} seeds of {name} have the same matrix"
@@ -304,7 +309,65 @@ def test_copies_of_one_run_are_not_several_seeds(seeds):
     comparison = compare([*runs("replay", 90, range(3)), *copies])
     assert comparison.pairs == ()
     number = len({*seeds} - {None})
-    assert f"and they have {number} different known seeds" in " ".join(comparison.warnings)
+    expected = {0: "no known seeds", 1: "only 1 known seed", 2: "only 2 different known seeds"}
+    assert f"and they have {expected[number]}. They" in " ".join(comparison.warnings)
+
+
+def test_groups_with_the_same_matrix_are_called_that():
+    """All their differences are zero; more runs of the same would not help."""
+    groups = [[compared_run(n, counts(150, 0), seed=s) for s in range(3)] for n in ("ncm", "slda")]
+    single = compared_run("linear", counts(150, 0), seed=0)
+    for compared in ([*groups[0], *groups[1]], [groups[0][0], groups[1][0]]):
+        comparison = compare(compared)
+        text, page = " ".join(comparison.warnings), render_page(comparison)
+        sentence = "ncm and slda have the same matrix: they do not differ in any metric"
+        assert sentence in text
+        assert sentence in page
+        assert "could not be tested" not in text + page
+    comparison = compare([*groups[0], *groups[1], single, *runs("replay", 90, range(3))])
+    text = " ".join(comparison.warnings)
+    assert "3 pairs of groups have the same matrix (" in text
+    assert "linear and ncm" in text or "ncm and linear" in text
+    assert "1 of 6 pairs could not be tested" in text  # of replay and the single run
+
+
+def test_runs_that_ended_early_are_not_called_one_run():
+    early = [compared_run("naive", counts(150, 0)[:3], seed=seed) for seed in (1, 2)]
+    complete = compared_run("naive", counts(150, 0), seed=0)
+    text = " ".join(compare([complete, *early]).warnings)
+    assert "1 of 1 group has only one run with values (naive)" in text
+    other = diverged("naive", 1)
+    text = " ".join(compare([complete, other, run("replay", 90, 0)]).warnings)
+    assert "2 of 2 groups have only one run with values each (" in text
+    text = " ".join(compare([complete, *runs("replay", 90, range(2))]).warnings)
+    assert "1 of 2 groups has only one run (naive)" in text
+
+
+def test_an_adjustment_is_named_only_for_several_comparisons():
+    two = [*runs("replay", 90, range(3)), *runs("naive", 55, range(3))]
+    for margin in (None, 1.0):
+        text = write_assumptions(compare(two, margin=margin).pairs)
+        assert "adjusted" not in text
+        assert "if both methods are equal" in text
+        text = write_assumptions(compare([*two, *runs("ewc", 70, range(3))], margin=margin).pairs)
+        assert f"adjusted by {'Holm' if margin is None else 'Bonferroni'}'s method" in text
+    # Of three pairs, two have too few seeds; p is adjusted for those that are tested.
+    comparison = compare([*two, *runs("ewc", 70, range(2))])
+    assert "adjusted" not in write_assumptions(comparison.pairs)
+    assert "adjusted" not in " ".join(pair.sentence for pair in comparison.pairs)
+
+
+def test_one_group_is_not_called_untested():
+    comparison = compare(runs("replay", 90, range(3)))
+    page = render_page(comparison)
+    assert "There is only one group, so no differences are tested." in page
+    assert "No two groups" not in page
+    summary = page.partition("<summary>3 runs</summary>")[1]
+    assert summary
+    assert "<summary>1 run</summary>" in render_page(compare(runs("replay", 90, range(1))))
+    assert "### 1 run in 1 group compared" in tables.format_description(
+        compare(runs("replay", 90, range(1))), page="p"
+    )
 
 
 @pytest.mark.parametrize("seeds", [range(3), range(1, 7), (None,) * 4])

@@ -116,7 +116,7 @@ def test_one_run_only():
     comparison = compare(seeds_of("replay", 180, [0]))
     assert comparison.pairs == ()
     assert comparison.groups[0].metrics[SCORE].interval is None
-    assert "one run each" in comparison.warnings[0]
+    assert "has only one run (replay)" in comparison.warnings[0]
     assert comparison.get_interval(0, SCORE) == (None, False)
     run = comparison.groups[0].members[0]
     comparison = compare_groups(rank_groups([run], BY), {run.run_id: predict(counts(180, 0))})

@@ -15,7 +15,6 @@ from clear_mlflow.comparison.page.charts import (
     build_metric_plots,
     describe_conditions,
     describe_metric_plots,
-    format_count,
     format_interval,
     name_group,
     shorten,
@@ -23,7 +22,8 @@ from clear_mlflow.comparison.page.charts import (
 from clear_mlflow.comparison.published_results import NOTE
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.tables import format_difference, list_percent_metrics
-from clear_mlflow.comparison.wording import write_assumptions
+from clear_mlflow.comparison.wording import write_assumptions, write_reason_without_tests
+from clear_mlflow.core.text import format_count
 from clear_mlflow.metrics import format_value
 from clear_mlflow.report.page import render_page
 from clear_mlflow.report.page.matrix_map import build_matrix_map
@@ -62,13 +62,14 @@ def render_comparison_page(
         warnings=comparison.warnings,
         groups=comparison.groups,
         num_runs=len(comparison.runs),
+        runs_count=format_count(len(comparison.runs), "run"),
         name_group=partial(name_group, comparison),
         format_number=partial(format_value, score=comparison.score),
         board=_build_leaderboard(comparison),
         verdicts=comparison.pairs,
         signs=_SIGNS,
         exploratory=comparison.exploratory,
-        tests_note=write_assumptions(comparison.pairs),
+        tests_note=write_assumptions(comparison.pairs) or write_reason_without_tests(comparison),
         plots=list(build_metric_plots(comparison)),
         plots_note=describe_metric_plots(comparison),
         cost_plots=list(build_cost_plots(comparison)),
@@ -195,7 +196,8 @@ def _build_matrices(comparison: Comparison) -> dict[str, Any]:
         for group in comparison.groups[:num_maps]
     ]
     if len(maps) < len(comparison.groups):
-        sentences.append(f"The first {len(maps)} groups of the leaderboard are shown.")
+        count = format_count(len(maps), "group is", "groups are")
+        sentences.append(f"The first {count} shown, in the order of the leaderboard.")
     ends = scales[0].ends
     if len(scales) > 1 and not comparison.score.is_accuracy:
         sentences.append("Each test set has its own colour scale.")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.groups import COST, LEVEL, Group, is_equal_cost
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.score import Score, format_significant
-from clear_mlflow.core.text import one_line
+from clear_mlflow.core.text import format_count, one_line, show_blank
 from clear_mlflow.metrics import is_cost
 from clear_mlflow.report.colours import GROUPS, CellScale, build_cell_scale
 from clear_mlflow.report.page.line_charts import (
@@ -43,8 +43,8 @@ def describe_metric_plots(comparison: Comparison) -> str:
     text = f"Dot: mean over seeds. Line: {level} interval of the mean."
     if comparison.image_intervals:
         text += (
-            f" Dotted line, for groups of one run: {level} interval over test images. It describes "
-            "this trained model only; other seeds may be outside of it."
+            f" Dotted line, for groups with a single result: {level} interval over test images. "
+            "It describes this trained model only; other seeds may be outside of it."
         )
     if len(comparison.groups) > _MAX_DOTS:
         text += f" The first {_MAX_DOTS} groups of the leaderboard are shown."
@@ -73,8 +73,9 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         low, high = _widen_range(min(values), max(values), score)
         to_pixels, dots = partial(_to_pixel, (low, high), (left, right)), []
         for row, (position, group, summary, interval, is_over_images) in enumerate(rows):
-            seeds = group.format_partial_seeds(metric) or str(summary.n)
-            source = "test images" if is_over_images else f"{seeds} seed{'s' * (seeds != '1')}"
+            partial_seeds = group.format_partial_seeds(metric)
+            seeds = f"{partial_seeds} seeds" if partial_seeds else format_count(summary.n, "seed")
+            source = "test images" if is_over_images else seeds
             value = f"{score.format_metric(summary.mean)} {format_interval(interval, score=score)}"
             point = to_pixels(summary.mean), 16 + line_height * row
             ends = interval and (to_pixels(interval.low), to_pixels(interval.high))
@@ -326,12 +327,7 @@ def build_matrix_scales(comparison: Comparison) -> list[CellScale]:
 
 def shorten(name: str, limit: int = _MAX_NAME) -> str:
     """Shorten an untrusted name in its middle: names end differently."""
-    return one_line(name, limit)
-
-
-def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun, such as ``2 runs``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return one_line(show_blank(name), limit)
 
 
 def describe_conditions(comparison: Comparison, index: int) -> str:

@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from clear_mlflow.core.text import one_line
+from clear_mlflow.core.text import one_line, show_blank
 from clear_mlflow.report.colours import GROUPS, build_css
 
 _PACKAGE = "clear_mlflow.report.page"
@@ -88,8 +88,12 @@ def _get_environment() -> Environment:
         auto_reload=False,
     )
     environment.filters["policy"] = _hash_for_policy
-    environment.filters["line"] = one_line
+    environment.filters["line"] = _format_line
     return environment
+
+
+def _format_line(text: str, limit: int) -> str:
+    return one_line(show_blank(text), limit)
 
 
 def _hash_for_policy(text: str) -> str:
