@@ -17,6 +17,7 @@ from clear_mlflow.cli.command import build_option, command
 from clear_mlflow.core.disk import OFFLINE_VARIABLE, find_offline_folder
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
@@ -266,9 +267,19 @@ def apply_run_options(
             )
         tags[key.strip()] = value
     # MLflow's own variables: every run that is opened from here on follows them.
+    if tags:
+        os.environ["MLFLOW_RUN_CONTEXT"] = json.dumps({**_read_run_context(), **tags})
     if experiment:
         os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
         os.environ["MLFLOW_EXPERIMENT_NAME"] = experiment
-    if tags:
-        others = json.loads(os.environ.get("MLFLOW_RUN_CONTEXT") or "{}")
-        os.environ["MLFLOW_RUN_CONTEXT"] = json.dumps({**others, **tags})
+
+
+def _read_run_context() -> dict[str, object]:
+    text = os.environ.get("MLFLOW_RUN_CONTEXT", "").strip()
+    try:
+        return dict(json.loads(text or "{}"))
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"MLFLOW_RUN_CONTEXT is {safe_repr(text, 200)}; expected tags as a JSON object, for "
+            'example {"paper": "draft"}, or unset it'
+        ) from None

@@ -22,11 +22,11 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 def default_cache_dir() -> Path:
     """Return CLEAR_MLFLOW_CACHE, or clear_mlflow in XDG_CACHE_HOME or in ~/.cache.
 
-    The folder may not exist yet. Raises DataError if the home folder is needed and not known.
+    The folder may not exist yet. Raises DataError if a home folder is needed and not known.
     """
+    if folder := _read_folder("CLEAR_MLFLOW_CACHE"):
+        return folder
     try:
-        if folder := os.environ.get("CLEAR_MLFLOW_CACHE"):
-            return Path(folder).expanduser().absolute()
         # The XDG specification says to ignore a relative path.
         caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (caches if caches.is_absolute() else Path.home() / ".cache") / "clear_mlflow"
@@ -41,14 +41,17 @@ def default_data_dir() -> Path:
 
     Raises DataError if a home folder is needed and not known.
     """
-    folder = os.environ.get("CLEAR_MLFLOW_DATA")
-    if not folder:
-        return default_cache_dir() / "data"
+    return _read_folder("CLEAR_MLFLOW_DATA") or default_cache_dir() / "data"
+
+
+def _read_folder(variable: str) -> Path | None:
+    """Return the folder that a variable names, or None if blank."""
+    folder = os.environ.get(variable, "").strip()
     try:
-        return Path(folder).expanduser().absolute()
+        return Path(folder).expanduser().absolute() if folder else None
     except RuntimeError as error:
         raise DataError(
-            f"CLEAR_MLFLOW_DATA is {safe_repr(folder, 200)}: {error}; set it to another folder"
+            f"{variable} is {safe_repr(folder, 200)}: {error}; set it to another folder"
         ) from None
 
 
@@ -130,12 +133,13 @@ def find_offline_folder() -> Path | None:
     """Return the folder that CLEAR_MLFLOW_OFFLINE names, or None.
 
     It is None without the variable and for 0, no and false. 1, yes and true mean "offline_runs" in
-    the working folder.
+    the working folder. Raises DataError if a home folder is needed and not known.
     """
-    value = os.environ.get(OFFLINE_VARIABLE, "").strip()
-    if value.lower() in ("", "0", "no", "false"):
+    value = os.environ.get(OFFLINE_VARIABLE, "").strip().lower()
+    if value in ("0", "no", "false"):
         return None
-    return Path("offline_runs" if value.lower() in ("1", "yes", "true") else value).absolute()
+    is_default = value in ("1", "yes", "true")
+    return Path("offline_runs").absolute() if is_default else _read_folder(OFFLINE_VARIABLE)
 
 
 def set_offline(folder: bool | str | Path) -> None:

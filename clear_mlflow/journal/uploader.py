@@ -410,7 +410,7 @@ def read_exit_wait() -> float:
     A training waits at its end for a store that does not respond, by default 60 seconds. Raises
     TrackingError if the variable is not a number from 0 to 86,400.
     """
-    value = os.environ.get(EXIT_WAIT_VARIABLE, "")
+    value = os.environ.get(EXIT_WAIT_VARIABLE, "").strip()
     try:
         seconds = float(value or 60.0)
     except ValueError:

@@ -29,7 +29,7 @@ def create_app() -> Any:
     """
     from clear_mlflow.server.views import add_pages
 
-    wrapped_name = os.environ.get(WRAPPED_APP)
+    wrapped_name = os.environ.get(WRAPPED_APP, "").strip()
     # Before the other app wraps MLflow's, so that its checks of requests apply to the pages, too.
     add_pages(flask_app, has_accounts=wrapped_name == _ACCOUNTS)
     if wrapped_name:
@@ -53,7 +53,7 @@ def _load_app(name: str) -> Any:
 
 def _check_settings() -> None:
     """Check the wrapped app, and create basic-auth's administrator."""
-    wrapped_name = os.environ.get(WRAPPED_APP)
+    wrapped_name = os.environ.get(WRAPPED_APP, "").strip()
     if wrapped_name:
         _load_app(wrapped_name)
     if wrapped_name == _ACCOUNTS and hasattr(mlflow.server, "_bootstrap_basic_auth"):

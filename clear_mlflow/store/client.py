@@ -276,6 +276,10 @@ def connect_store(
     """
     use_offline_store(creates=opens_run)
     uri = name_sqlite_driver(mlflow.get_tracking_uri())
+    if not uri.strip():
+        raise TrackingError(
+            "the tracking URI is blank; set MLFLOW_TRACKING_URI to a store of runs, or unset it"
+        )
     switch_store(uri)
     if not opens_run and is_missing_store(uri):
         raise TrackingError(
@@ -326,6 +330,10 @@ def _check_run(client: MlflowClient, run_id: str) -> None:
 
 def _check_experiment(client: MlflowClient, name: str | None) -> None:
     name, experiment_id = name or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
+    if name and not name.strip():
+        raise TrackingError(
+            "the experiment's name is blank; pass experiment=NAME, or set MLFLOW_EXPERIMENT_NAME"
+        )
     with mlflow_errors(f"read the experiment {name or experiment_id or 'Default'}"):
         if name:
             experiment = client.get_experiment_by_name(name)

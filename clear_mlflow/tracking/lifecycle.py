@@ -41,7 +41,12 @@ from clear_mlflow.journal.run_folder import (
     find_run_folders,
     list_candidate_folders,
 )
-from clear_mlflow.journal.uploader import UnsentError, is_permanent_error, store_outcome
+from clear_mlflow.journal.uploader import (
+    UnsentError,
+    is_permanent_error,
+    read_exit_wait,
+    store_outcome,
+)
 from clear_mlflow.process.training_process import TrainingDied
 from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_log import score
@@ -171,6 +176,7 @@ def open_run(
     name even if MLflow did not generate the old one. system_metrics: True to log the use of
     processor and memory, unless MLflow's environment variable decides that; None: MLflow's default.
     """
+    read_exit_wait()  # an invalid number is an error before the run exists
     run_id = MLFLOW_RUN_ID.get()
     new_name: str | None = name
     with mlflow_errors("open a run"):

@@ -9,6 +9,7 @@ import mlflow
 import pytest
 from click.shell_completion import ShellComplete
 from commands import invoke, run_command
+from one_line_errors import check_error
 
 from clear_mlflow.cli import main
 from clear_mlflow.cli.train import apply_run_options
@@ -133,6 +134,18 @@ def test_an_invalid_tag_is_rejected(environment, arguments, message):
     with pytest.raises(ConfigError, match=message):
         apply_run_options(*arguments)
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("context", ["soon", "[1]", "3", '{"site": '])
+def test_an_invalid_context_of_mlflow_is_named(environment, context):
+    environment.setenv("MLFLOW_RUN_CONTEXT", context)
+    before = dict(os.environ)
+    message = "expected tags as a JSON object"
+    check_error(ConfigError, message, apply_run_options, "e", None, ["paper=draft"])
+    assert dict(os.environ) == before
+    environment.setenv("MLFLOW_RUN_CONTEXT", " ")
+    apply_run_options(None, None, ["paper=draft"])
+    assert json.loads(os.environ["MLFLOW_RUN_CONTEXT"]) == {"paper": "draft"}
 
 
 @pytest.mark.parametrize("arguments", [("e", None, []), (None, "n", []), (None, None, ["a=b"])])

@@ -1,5 +1,6 @@
 """Settings of MLflow's client."""
 
+import mlflow
 import pytest
 from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR,
@@ -7,7 +8,10 @@ from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_TIMEOUT,
 )
 from offline_folders import create_offline_folder
+from one_line_errors import check_error
 
+import clear_mlflow
+from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store.client import is_missing_store, open_store, set_up_mlflow
 from clear_mlflow.store.offline import format_offline_uri
 
@@ -38,3 +42,32 @@ def test_a_store_that_was_never_opened_is_missing(tmp_path):
         assert is_missing_store(f"sqlite:///{tmp_path / name}") == (name == "other.db")
     for name in ("offline_runs", "other_runs"):
         assert is_missing_store(format_offline_uri(tmp_path / name)) == (name == "other_runs")
+
+
+def track():
+    with clear_mlflow.track(buckets=2, num_instances=10):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("MLFLOW_TRACKING_URI", "the tracking URI is blank; set MLFLOW_TRACKING_URI"),
+        ("MLFLOW_EXPERIMENT_NAME", "the experiment's name is blank; pass experiment=NAME"),
+    ],
+)
+def test_a_blank_variable_of_mlflow_is_named(store, monkeypatch, variable, message):
+    """MLflow would store runs in a folder, or an experiment, that is called like the blanks."""
+    uri = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv(variable, "  ")
+    check_error(TrackingError, message, track)
+    monkeypatch.setenv(variable, uri if variable == "MLFLOW_TRACKING_URI" else "x")
+    track()
+
+
+def test_an_invalid_wait_at_the_end_opens_no_run(store, monkeypatch):
+    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "soon")
+    check_error(TrackingError, "CLEAR_MLFLOW_EXIT_WAIT is 'soon'; expected seconds", track)
+    assert store.search_runs(["0"]) == []

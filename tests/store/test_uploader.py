@@ -230,7 +230,9 @@ def test_which_http_errors_are_permanent(final, statuses):
     assert not is_permanent_error(error)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 0), ("2.5", 2.5), ("86400", 86400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 60), (" ", 60), ("0", 0), ("2.5 ", 2.5), ("86400", 86400)]
+)
 def test_how_long_finish_waits(monkeypatch, text, seconds):
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", text)
     assert read_exit_wait() == seconds

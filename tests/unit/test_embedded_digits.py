@@ -1,6 +1,5 @@
 """The embedded dataset digits: equal on every machine, and safe to write."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 from one_line_errors import check_error
 from sklearn.datasets import load_digits
 
-from clear_mlflow.core.disk import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.embedded import EMBEDDED, digits, write_embedded
@@ -120,25 +118,3 @@ def test_an_embedded_dataset_reads_no_folder(tmp_path, dataset):
     message = "is embedded and reads no folder"
     assert "delete" not in check_error(ConfigError, message, *arguments, cache_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_default_cache_dir(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for ours, xdg, folder in (
-        ("~/mine", f"{tmp_path}/xdg", "mine"),
-        ("", f"{tmp_path}/xdg", "xdg/clear_mlflow"),
-        ("", "relative", ".cache/clear_mlflow"),
-        ("", None, ".cache/clear_mlflow"),
-    ):
-        monkeypatch.setenv("CLEAR_MLFLOW_CACHE", ours)
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        if xdg is not None:
-            monkeypatch.setenv("XDG_CACHE_HOME", xdg)
-        assert default_cache_dir() == tmp_path / folder
-
-
-@pytest.mark.parametrize("get_folder", [default_cache_dir, default_data_dir])
-def test_a_home_folder_that_is_not_known_is_a_one_line_error(monkeypatch, get_folder):
-    for name in ("CLEAR_MLFLOW_CACHE", "CLEAR_MLFLOW_DATA"):
-        monkeypatch.setenv(name, "~nobody_of_this_name/x")
-    assert re.search("set .*to", check_error(DataError, "", get_folder))

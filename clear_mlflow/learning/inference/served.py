@@ -130,7 +130,7 @@ def load_served_model(path: Path) -> ServedModel:
             f"{path.name} lacks a description of its model; load it with the program that wrote it"
         )
     name, num_classes = description.model, description.num_classes
-    if is_custom_function(name) and os.environ.get("CLEAR_MLFLOW_MODEL") != name:
+    if is_custom_function(name) and os.environ.get("CLEAR_MLFLOW_MODEL", "").strip() != name:
         raise RecordError(
             f"{path.name} needs the model {name}, code of somebody's own; what a store names is "
             f"not imported unless you name it, too: set CLEAR_MLFLOW_MODEL={name} if you know it"
