@@ -77,7 +77,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._start_clock()
 
     def _add_experience(self, strategy: Any, experience: int, *, is_part: bool) -> None:
-        """Log the pending row, and append an experience to the training order."""
+        """Log the pending row, and append an experience, or raise ConfigError."""
         earlier = self._read_earlier(strategy)
         if self._order is None:
             if is_part and self._stored_row == 0:  # the strategy has counted parts

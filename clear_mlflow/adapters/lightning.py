@@ -50,7 +50,7 @@ class MLflowAccuracyMatrix(CountingAdapter, Callback):
             self._share_run(log.__self__.trainer.loggers)
 
     def _share_run(self, loggers: Sequence[Any]) -> None:
-        """Make this callback and MLflow loggers share one run, left open.
+        """Share one open run with MLflow loggers, taking MLFLOW_RUN_ID from os.environ.
 
         That is the callback's or MLflow's active run, else the first logger's, set to RUNNING, or
         the run in MLFLOW_RUN_ID. A logger that already has another run keeps it.

@@ -37,10 +37,10 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
         self._accuracies: dict[str, float] = {}  # accuracies of the current row
         self._num_images: dict[str, int | None] = {}  # test images per bucket, or None if unknown
         self._is_training = False
-        self._checked_run_id: str | None = None  # last active run that _share_run looked at
+        self._checked_run_id: str | None = None  # last active run that _join_callback_run saw
 
-    def _share_run(self) -> None:
-        """Log to the run of the Trainer's own MLflow callback, if any."""
+    def _join_callback_run(self) -> None:
+        """Join the Trainer callback's run, leaving it open and unsetting MLFLOW_NESTED_RUN."""
         run_id = get_active_run_id()
         if self._loop_run is not None or run_id in (None, self._checked_run_id):
             return
@@ -55,7 +55,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Share the run that the Trainer's MLflow callback has just started."""
-        self._share_run()
+        self._join_callback_run()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Reopen the ended run, so that the Trainer starts no other."""
@@ -73,7 +73,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
         Starts to measure training time. Raises ConfigError if the run to join has rows, and
         ``trained`` was not set.
         """
-        self._share_run()
+        self._join_callback_run()
         if state.is_world_process_zero:
             self._init_trained()
         self._log_pending_row()
@@ -102,7 +102,7 @@ class MLflowAccuracyMatrix(CountingAdapter, TrainerCallback):
         Ignores evaluations during training and of other datasets. Raises ConfigError if
         ``compute_metrics`` did not return the metric.
         """
-        self._share_run()
+        self._join_callback_run()
         self.on_predict(args, state, control)
         metrics = metrics or {}
         # The Trainer reports the runtime of each test set under this name.

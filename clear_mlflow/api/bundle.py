@@ -268,10 +268,7 @@ def read_metric_points(client: MlflowClient, run: Run) -> list[Metric]:
 
 
 def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
-    """Return a sort key that is larger for a more complete copy.
-
-    Ties prefer the store to bundles, then more files, then the order of parameters and tags.
-    """
+    """Return a sort key: more rows, then the store, then more files."""
     folder = ArtifactFolder(client, run).local if is_bundle(run) else None
     num_files = 0 if folder is None else len(_list_files(folder))
     metadata = sorted(run.data.params.items()), sorted(run.data.tags.items())
@@ -432,7 +429,7 @@ class _XzReader:
         self.size = 0  # bytes read so far
 
     def read(self, size: int) -> bytes:
-        """Return the next *size* decompressed bytes, or fewer at the end."""
+        """Return *size* decompressed bytes, fewer at the end, or raise EOFError."""
         parts = []
         while size > 0 and not self._decoder.eof:
             packed = self._file.read(2**16) if self._decoder.needs_input else b""

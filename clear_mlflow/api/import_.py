@@ -414,9 +414,9 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 def _iter_files(
     paths: Iterable[Path], options: ReadOptions
 ) -> Iterator[tuple[Path, str, str | None]]:
-    """Yield path, relative path, and the reason to skip it or None.
+    """Yield visible files with relative path, and reason to skip or None.
 
-    A bundle is one item, whose files are not listed.
+    A bundle is one item. Symbolic links are left out. Raises DataError for too many files.
     """
     for root in paths:
         # isdir returns False if the folder of *root* cannot be read

@@ -63,10 +63,10 @@ def start_forked_program(
 
 
 def _start_server(environment: Mapping[str, str]) -> None:
-    """Start the fork server, which loads torch and MLflow, if necessary.
+    """Start the fork server unless it runs, replacing os.environ during the call.
 
-    It blocks SIGTERM and SIGHUP. environment: environment variables of the server, completed by
-    :func:`build_child_environment`; this process has them only during the call.
+    It loads torch and MLflow, and blocks SIGTERM and SIGHUP. environment: environment variables of
+    the server, completed by :func:`build_child_environment`.
     """
     own_environment = dict(os.environ)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)

@@ -143,7 +143,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
         force_setattr(self, name, counts)
 
     def _convert_values(self, values: object) -> tuple[float, ...]:
-        """Return valid scores as floats, NaN = not measured, or raise RecordError."""
+        """Convert a list to floats, not all NaN, or raise RecordError."""
         score = self.score
         if not isinstance(values, (tuple, list)) or len(values) != len(self.buckets):
             expected = "fraction" if score.is_accuracy else "number"

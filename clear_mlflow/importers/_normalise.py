@@ -67,7 +67,7 @@ def convert_run(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Imp
     if score.is_accuracy and file_format.is_general and first and min(first) > 100:
         years = suggest_buckets([f"{cell:g}" for cell in first])
         raise RecordError(f"contains {max(first)}, which is not an accuracy: {years}")
-    parsed = _order_rows(parsed, options)
+    parsed = _sort_rows_by_label(parsed, options)
     rows, buckets, initial = [*parsed.rows], parsed.buckets, parsed.initial
     orientation, proof = _detect_orientation(file_format, parsed, options)
     if orientation == "columns":
@@ -177,8 +177,8 @@ def _detect_orientation(
     return _prove_orientation(_build_array(None, parsed.rows)[1:], printed, orientation)
 
 
-def _order_rows(parsed: ParsedRun, options: ReadOptions) -> ParsedRun:
-    """Return the run with tests in label order, NaN if missing."""
+def _sort_rows_by_label(parsed: ParsedRun, options: ReadOptions) -> ParsedRun:
+    """Return the run with rows sorted by label, missing ones as NaN."""
     labels, keys, rows = parsed.labels, parsed.buckets, parsed.rows
     orientation = parsed.orientation if options.orientation == "auto" else options.orientation
     if labels is None or (orientation == "columns" and keys is None):

@@ -301,7 +301,7 @@ class Uploader:
                 self._changed.notify_all()
 
     def _wait_to_retry(self, seconds: float) -> None:
-        """Wait between two tries, unless stopped, with ``_changed`` locked."""
+        """Wait until stopped, finishing begins or *seconds* pass, with ``_changed`` locked."""
         was_finishing = self._is_finishing
         self._changed.wait_for(
             lambda: self._is_stopped or self._is_finishing != was_finishing, seconds

@@ -310,11 +310,11 @@ def build_bucket_series_names(buckets: Sequence[str], score_name: str = "accurac
 def build_row_points(
     masked_matrix: AccuracyMatrix, row: int, values: Mapping[str, float], time: int
 ) -> list[MlflowMetric]:
-    """Build a row's points: metrics, then the score on each bucket.
+    """Build a row's points: metrics, then scores on up to 100 buckets.
 
-    masked_matrix: NaN where the protocol excludes a value; such values are left out. Of more than
-    100 buckets, 100 evenly spaced ones are included. row: its number, which is the step of the
-    points; 0 is before training. values: metric name to value. time: milliseconds since 1970.
+    masked_matrix: NaN where the protocol excludes a value; such values are left out. Of more
+    buckets, evenly spaced ones are included. row: its number, which is the step of the points; 0 is
+    before training. values: metric name to value. time: milliseconds since 1970.
     """
     cells = masked_matrix.values[row - 1] if row else masked_matrix.initial
     scores: dict[str, float] = {}

@@ -95,7 +95,7 @@ def render_live_comparison(
         explicit=bool(query.run_id_prefixes),
         is_live=True,
     ).comparison
-    notes = _write_notes(query, runs, comparison, has_more_runs=len(listed_runs) > MAX_RUNS)
+    notes = _iter_notes(query, runs, comparison, has_more_runs=len(listed_runs) > MAX_RUNS)
     warnings = tuple(hide_addresses(text) for text in (*notes, *comparison.warnings))
     group_by = query.group_by
     return render_comparison_page(
@@ -116,7 +116,7 @@ def render_live_comparison(
     )
 
 
-def _write_notes(
+def _iter_notes(
     query: ComparisonQuery, runs: Sequence[Run], comparison: Comparison, *, has_more_runs: bool
 ) -> Iterator[str]:
     if has_more_runs:

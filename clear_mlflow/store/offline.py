@@ -67,10 +67,9 @@ def get_offline_folder(tracking_uri: str) -> Path | None:
 
 
 def prepare_offline_folder(folder: Path, *, creates: bool) -> None:
-    """Create an offline folder if *creates*, or check an existing one.
+    """Check a folder's ``offline.json``, or write a missing one if *creates*.
 
     Raises TrackingError if the folder has another format, or cannot be created.
-    creates: False to create nothing: a folder without an ``offline.json`` is left as it is.
     """
     try:
         if is_offline_folder(folder):

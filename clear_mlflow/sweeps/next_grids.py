@@ -57,7 +57,7 @@ def _format_seeds_grid(comparison: Comparison) -> str | None:
     first = max((seed for seed in used_seeds if seed is not None), default=-1) + 1
     entries = []
     for group_index, count in sorted(needed.items()):
-        parameters = find_common_parameters(comparison.groups[group_index])
+        parameters = find_sweep_parameters(comparison.groups[group_index])
         if count and parameters is not None:
             seeds = [str(first + i) for i in range(count)]
             entries.append({**parameters, "seed": seeds})
@@ -70,7 +70,7 @@ def _format_seeds_grid(comparison: Comparison) -> str | None:
 def _format_chosen_grid(comparison: Comparison) -> str | None:
     entries = []
     for best, *_ in comparison.list_methods() if comparison.is_validation else ():
-        parameters = find_common_parameters(best) if comparison.ranked_by in best.metrics else None
+        parameters = find_sweep_parameters(best) if comparison.ranked_by in best.metrics else None
         if parameters is not None:
             seeds = [str(seed) for seed in range(_NUM_TEST_SEEDS)]
             entries.append({**undo_split(parameters), "seed": seeds})
@@ -105,7 +105,7 @@ def find_missing_baselines(comparison: Comparison) -> dict[str, list[dict[str, o
     missing: dict[str, list[dict[str, object]]] = {}
     for index in range(len(comparison.conditions)):
         groups = [group for group in comparison.groups if group.conditions_index == index]
-        trained = [(g, p) for g in groups if (p := find_common_parameters(g)) is not None]
+        trained = [(g, p) for g in groups if (p := find_sweep_parameters(g)) is not None]
         # Strategies without steps ignore the model and most parameters.
         candidates = [p for _, p in trained if p["strategy"] not in WITHOUT_STEPS]
         settings = Counter(
@@ -173,8 +173,8 @@ def _format_grid(comment: str, entries: Sequence[Mapping[str, object]]) -> str |
     return comment + re.sub(r"'([\w.+-]+)'$", r"\1", text, flags=re.MULTILINE)
 
 
-def find_common_parameters(group: Group) -> dict[str, str] | None:
-    """Return parameters that all runs share, or None unless equal and trainable."""
+def find_sweep_parameters(group: Group) -> dict[str, str] | None:
+    """Return what a sweep sets to train equal runs again, or None."""
     choices = {tuple(_select_changed(member.params).items()) for member in group.members}
     if len(choices) != 1:
         return None
@@ -193,7 +193,7 @@ def find_common_parameters(group: Group) -> dict[str, str] | None:
 
 
 def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
-    """Return non-default training parameters, or {} for runs of other programs."""
+    """Return strategy, dataset and non-default parameters, {} for other programs."""
     if not is_training(logged):
         return {}
     defaults = list_parameter_defaults()

@@ -189,7 +189,7 @@ def format_choices(
 ) -> str:
     """Return the YAML of ``chosen.yaml``: the runs that test the choices."""
     from clear_mlflow.sweeps.next_grids import (
-        find_common_parameters,
+        find_sweep_parameters,
         format_chosen,
         undo_split,
     )
@@ -202,7 +202,7 @@ def format_choices(
         if study.is_same_stream:  # another one has its own recipe: only what the file sets travels
             run_ids = {run.run_id for run in choice.runs}
             groups = (g for g in comparison.groups if g.members[0].run_id in run_ids)
-            logged = find_common_parameters(next(groups))
+            logged = find_sweep_parameters(next(groups))
             entry = entry if logged is None else {**undo_split(logged), "seed": entry["seed"]}
         entries.append(entry)
     source = f"# Chosen on {one_line(stream.name)}, {one_line(stream.digest)}.\n"
@@ -389,7 +389,7 @@ def _parse_stream(content: Mapping[str, Any], section: str) -> dict[str, list[st
 
 
 def _parse_search(search: Any) -> tuple[str, int | None, int]:
-    """Return metric, number of draws or None, and seed of the draws."""
+    """Parse texts into metric, number of draws or None, and their seed."""
     if not isinstance(search, dict):
         raise ConfigError(f"search is {safe_repr(search, 100)}; expected draws, seed, metric")
     numbers = {"draws": None, "seed": 0}

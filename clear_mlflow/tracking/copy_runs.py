@@ -522,7 +522,7 @@ def _check_params(target: Run, params: Mapping[str, str]) -> None:
 
 
 def _select_new_points(source: RunSource, target: RunSource) -> Iterator[Metric]:
-    """Yield the metric values of a source that its copy lacks.
+    """Yield metric values whose metric and step a copy lacks.
 
     A value with the same metric and step and another time is from another continuation, and counts
     as the same. Several values of one step are matched one to one.

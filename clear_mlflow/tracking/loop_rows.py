@@ -413,7 +413,7 @@ def _key_by_bucket(name: str, values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _to_array(values: Any) -> NDArray[Any]:
-    """Convert lists, an array, or a tensor on any device, to NumPy.
+    """Convert lists, an array or any tensor to NumPy, or raise ConfigError.
 
     Floats of a tensor become float64.
     """

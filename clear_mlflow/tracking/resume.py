@@ -288,6 +288,7 @@ def is_resume_reserved(run: Run) -> bool:
 
 
 def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
+    """Read a run's parameters, or raise why it cannot be resumed."""
     run_id, folder = run.info.run_id, ArtifactFolder(client, run)
     with mlflow_errors(f"read {names.CONFIG_JSON} of run {run_id}"):
         sizes = folder.list_sizes()

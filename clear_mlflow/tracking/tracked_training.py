@@ -193,9 +193,9 @@ def train_sweep_run(
 
 
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
-    """Score a run that needs no more training, and end it.
+    """Score a complete run and end it, with any error in the result.
 
-    The result has a note that there is nothing to resume, and the error if scoring fails.
+    A finished run is only scored. The result has a note that there is nothing to resume.
     """
     run_id = resume_point.run.info.run_id
     note = f"run {run_id} contains all of its rows; there is nothing to resume"

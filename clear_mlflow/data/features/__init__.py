@@ -139,6 +139,6 @@ def check_extraction_name(stream: BucketStream, extraction: Extraction, *, cache
 def _compute_digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
     hasher = hashlib.sha256(f"{stream.dataset.digest}\0{stream.standardise}".encode())
     for array in arrays:
-        if not isinstance(array, Vectors):
+        if not isinstance(array, Vectors):  # which the digest of the dataset covers
             hasher.update(np.ascontiguousarray(array, dtype="<f4").data)
     return f"sha256:{hasher.hexdigest()}"

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.decode import decode_bytes
 from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.device import allow_tf32, autocast, resolve_device
@@ -99,11 +100,20 @@ class ServedModel:
         return normalise(photos.centre_crops().cut(0, len(inputs)).to(self._device))
 
     def _convert_features(self, model_input: Any) -> NDArray[np.float32]:
-        """Convert features to (N, width) float32, or raise RecordError."""
-        features = np.ascontiguousarray(model_input, dtype=np.float32)
+        """Convert features to finite (N, width) float32, or raise RecordError."""
+        expected = f"expected (N, {self._description.width}) finite numbers"
+        try:
+            with np.errstate(over="ignore"):  # beyond the range of 32 bits, it is inf
+                features = np.ascontiguousarray(model_input, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise RecordError(f"got features {safe_repr(model_input)}; {expected}") from error
         if features.ndim != 2 or features.shape[1] != self._description.width:
+            raise RecordError(f"got features of shape {features.shape}; {expected}")
+        is_finite = np.isfinite(features).all(axis=1)
+        if not is_finite.all():
             raise RecordError(
-                f"got features of shape {features.shape}; expected (N, {self._description.width})"
+                f"got NaN, inf, or more than 32-bit floats can store in the features of input "
+                f"{is_finite.argmin() + 1} of {len(features)}; {expected}"
             )
         return features
 

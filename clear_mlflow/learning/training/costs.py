@@ -159,7 +159,7 @@ class CostMeter:
         self._cpu_start += time.process_time() - cpu_start
 
     def build_row_cost(self, model: nn.Module, strategy: Any, *, trained: int) -> RowCost:
-        """Return the costs of training and of tests since the last row.
+        """Return the costs counted since the bucket began, without resetting them.
 
         trained: number of buckets that are trained. Call :meth:`end_training` first.
         """
@@ -199,7 +199,7 @@ class CostMeter:
         return int(self._group.all_reduce(torch.tensor(number, device=self._device)))
 
     def _take_peak_bytes(self) -> int:
-        """Return and reset peak memory: the GPU's, or this process's."""
+        """Return and reset the GPU's peak memory, or return this process's."""
         if self._device.type != "cuda":
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return peak if sys.platform == "darwin" else peak * 1024

@@ -315,9 +315,9 @@ def compute_bucket_budgets(
 def count_naive_flops(
     config: TrainConfig, meta_model: nn.Module, stream: TrainingStream, sizes: set[int]
 ) -> dict[int, int]:
-    """Count the FLOPs of naive training steps by number of images.
+    """Set *meta_model* to training mode, and count naive steps' FLOPs by size.
 
-    sizes: these numbers. Sets *meta_model* to training mode.
+    sizes: numbers of images. Raises ConfigError if the model needs data.
     """
     set_training_mode(meta_model.train(), config.freeze)
     flops = {}

@@ -297,7 +297,7 @@ class Trainer:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Build a configuration's optimiser of all weights that are not frozen."""
+    """Build a configuration's optimiser of all weights, frozen ones included."""
     weights = list(model.parameters())
     # One kernel for many weights; on a CPU it would change the last digits.
     fused = {weight.device.type for weight in weights} == {_FUSED_DEVICE} or None
