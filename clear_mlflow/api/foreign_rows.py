@@ -12,7 +12,7 @@ from clear_mlflow.api.import_ import build_records
 from clear_mlflow.core.dataset import UNKNOWN
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
-from clear_mlflow.core.record import format_row_file_name
+from clear_mlflow.core.record import RowRecord, format_row_file_name
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
 from clear_mlflow.importers import (
@@ -30,19 +30,21 @@ from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
 
 def copy_foreign_rows(
     client: MlflowClient, run: Run, pattern: RowPattern, options: ReadOptions
-) -> None:
+) -> str | None:
     """Convert another program's logged matrix to rows of the run.
 
-    Does nothing if no artifact matches, or if the run has rows that were not imported. Rows that
-    were already stored are kept. Dataset, protocol, split and seed are the run's parameters or tags
-    of these names. Raises RecordError if an artifact cannot be read.
+    Does nothing if no artifact matches, or if the run has rows that were not imported, and returns
+    a sentence about that. Dataset, protocol, split and seed are the run's parameters or tags of
+    these names. Raises RecordError if an artifact cannot be read, or contradicts a row that was
+    imported before, which is kept.
     """
     stored_rows = parse_rows(read_row_files(client, run, may_be_missing=None))
+    path = safe_repr(pattern.pattern)
     if any("imported" not in record.extra for record in stored_rows.values()):
-        return
+        return f"the run's own rows are scored, and {path} is not read"
     paths = pattern.find_rows(_list_matching_artifacts(client, run, pattern))
     if not paths:
-        return
+        return f"no artifact matches {path}"
     matrix = _read_matrix(client, run, paths, options)
     labels = {**run.data.params, **run.data.tags}
     protocol = labels.get("protocol", "")
@@ -54,8 +56,15 @@ def copy_foreign_rows(
     }
     for record in build_records(matrix, metadata, {"format": "rows", "pattern": pattern.pattern}):
         name = format_row_file_name(record.row.row)
+        content = record.to_json()
         if name not in stored_rows:
-            store_row(client, run, name, record.to_json().encode())
+            store_row(client, run, name, content.encode())
+        elif RowRecord.from_json(content, source=name).row != stored_rows[name].row:
+            raise RecordError(
+                f"row {record.row.row} in {path} differs from the one that was imported before, "
+                "which is kept; if the file is right, import it as a new run: clear-mlflow import"
+            )
+    return None
 
 
 def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.api._arguments import validate_arguments
+from clear_mlflow.api._arguments import check_unused, validate_arguments
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import safe_repr
@@ -180,6 +180,17 @@ def identify(
     if not numbers or not sources:
         name, expected = ("matrix", "a file") if numbers else ("values", "numbers such as 6.145")
         raise ConfigError(f"{name} is empty; expected {expected}")
+    if not any(map(_is_file, sources)):
+        check_unused(
+            {
+                "format": (format, "auto"),
+                "scale": (scale, "auto"),
+                "future": (future, "auto"),
+                "orientation": (orientation, "auto"),
+                "rows": (rows, None),
+            },
+            ", but no file of results is passed, which it would apply to; leave it out",
+        )
     options = ReadOptions(scale=scale, future=future, orientation=orientation, rows=rows)
     matrices = [pair for source in sources for pair in _read_matrices(source, options, format)]
     if num_instances is not None:
@@ -219,6 +230,15 @@ def is_number(text: str) -> bool:
         return False
 
 
+def _is_file(source: object) -> bool:
+    """Return True if a source is neither a run nor a bundle."""
+    if not isinstance(source, (Path, str)):
+        return False
+    path = Path(source)
+    is_bundle = path.is_dir() or ".tar.xz" in str(path)
+    return not is_bundle and bool(path.suffix or path.exists())
+
+
 def _read_matrices(
     source: AccuracyMatrix | Path | str, options: ReadOptions, file_format: str
 ) -> list[tuple[str, AccuracyMatrix]]:
@@ -230,11 +250,11 @@ def _read_matrices(
             f"matrix is {safe_repr(source, 100)}; expected a file of results, the id of a run, or "
             "a bundle"
         )
-    path = Path(source)
-    if path.is_dir() or ".tar.xz" in str(path) or not (path.suffix or path.exists()):
+    if not _is_file(source):
         from clear_mlflow.api.load import load
 
         return [("", load(source).record.masked_matrix)]
+    path = Path(source)
     try:
         runs = parse_runs(load_file(path, options), file_format)
     except OrientationError:  # both orientations are tried in any case

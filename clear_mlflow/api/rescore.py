@@ -10,7 +10,6 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import ClearError, RecordError
-from clear_mlflow.learning.parameters.logged import is_training
 from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult
 from clear_mlflow.scoring import ActionResult, Scores
 from clear_mlflow.scoring.run_log import log_results, read_scores
@@ -38,7 +37,7 @@ def rescore_runs(
     dry_run: bool = False,
     metrics: Sequence[Metric] = (),
     jobs: int | None = None,
-    prepare: Callable[[MlflowClient, Run], object] | None = None,
+    prepare: Callable[[MlflowClient, Run], str | None] | None = None,
 ) -> Iterator[ActionResult]:
     """Compute runs' metrics from stored rows, and yield results in order.
 
@@ -53,7 +52,8 @@ def rescore_runs(
         dry_run: report what would be done, and write nothing.
         metrics: metrics to compute in addition to the families that a run logs.
         jobs: number of runs scored at a time; None to choose it for the store.
-        prepare: called with each run before its rows are read, but not in a dry run.
+        prepare: called with each run before its rows are read, but not in a dry run. Returns a
+            sentence for its result, or None.
     """
     remaining = iter(runs)
     first = next(remaining, None)
@@ -72,7 +72,7 @@ def _rescore_run(
     metrics: Sequence[Metric],
     explicit: bool,
     dry_run: bool,
-    prepare: Callable[[MlflowClient, Run], object] | None,
+    prepare: Callable[[MlflowClient, Run], str | None] | None,
 ) -> ActionResult:
     """Score one run, log its metrics and models, and return the result.
 
@@ -99,10 +99,10 @@ def _rescore_run(
     must_have_rows = explicit or run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
     is_abandoned = detect_dead_trainer(client, run)
     closed = "its process is dead: run would be closed as KILLED" if is_abandoned else None
-    scores, problem = None, None
+    scores, problem, prepared = None, None, None
     try:
         if prepare is not None and not dry_run:
-            prepare(client, run)
+            prepared = prepare(client, run)
         scores = read_scores(client, run, metrics, reread=explicit)
         if not dry_run:
             log_results(client, scores)
@@ -124,16 +124,15 @@ def _rescore_run(
         parameter = problem.parameter if problem is not None else None
         return (failed if is_ours else skipped)(detail, parameter=parameter)
     if scores.record is None and not is_abandoned:
-        return failed(NO_ROWS) if must_have_rows else skipped(NO_ROWS, scores=scores)
+        detail = "; ".join(filter(None, (NO_ROWS, prepared)))
+        return failed(detail) if must_have_rows else skipped(detail, scores=scores)
     missing_rows = scores.record.missing if scores.record else ()
-    if not is_training(run.data.params):  # a loop need not test its untrained model
-        missing_rows = tuple(row for row in missing_rows if row)
     undefined = [
         result
         for name, result in scores.results.items()
         if result.reason and name.partition("/")[0] not in BUILT_IN_FAMILIES
     ]
-    notes = [*_describe_scores(scores, missing_rows, undefined, dry_run), closed]
+    notes = [*_describe_scores(scores, missing_rows, undefined, dry_run), prepared, closed]
     return ActionResult(
         run_id,
         name,

@@ -250,7 +250,10 @@ def _run_study(
     """
     client = store.client
     by_metric = study.metric if study.select_on == COMPLETE else AUTO
-    tuned = train(tune_grid, group_by=AUTO, rank_by=by_metric, rank_by_name="metric of search")
+    tuned = train(tune_grid, group_by=AUTO, rank_by=by_metric)
+    # What is passed as rank_by is the metric that the section search names.
+    texts = [text.replace(": rank_by is", ": metric of search is") for text in tuned.problems]
+    tuned = replace(tuned, problems=tuple(texts))
     try:
         if unfinished := [run for run in tuned.runs if not _is_compared(store, run)]:
             raise ConfigError(
@@ -344,7 +347,6 @@ def train_and_compare(
     retries: int = 2,
     group_by: str | Sequence[str] = AUTO,
     rank_by: str = AUTO,
-    rank_by_name: str = "rank_by",
     run_name: str | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> SweepResult:
@@ -354,9 +356,8 @@ def train_and_compare(
     opened, and closed with the comparison. If an error is raised, it is FAILED. See
     :func:`clear_mlflow.sweep` for the other options.
 
-    grid: its runs have their states in the store. rank_by_name: what the user wrote as rank_by, for
-    messages. engine: trains the runs; the caller has entered it. should_stop: called repeatedly; if
-    it returns True, active runs are stopped and scored.
+    grid: its runs have their states in the store. engine: trains the runs; the caller has entered
+    it. should_stop: called repeatedly; if it returns True, active runs are stopped and scored.
     """
     client = store.client
     engine.check_store(resolve_store_uri(client.tracking_uri))
@@ -367,7 +368,7 @@ def train_and_compare(
         if not should_stop():
             labels = split_group_by(group_by)
             labels = grid.group_by if labels is None else labels
-            result, comparison_run = _compare(store, result, labels, rank_by, rank_by_name)
+            result, comparison_run = _compare(store, result, labels, rank_by)
         status: Status = "FINISHED" if result.is_complete else "FAILED"
         status = "KILLED" if should_stop() else status
         close_parent_run(client, store.parent_id, grid.runs, status, comparison_run)
@@ -379,7 +380,7 @@ def train_and_compare(
 
 
 def _compare(
-    store: SweepStore, result: SweepResult, labels: Sequence[str], rank_by: str, rank_by_name: str
+    store: SweepStore, result: SweepResult, labels: Sequence[str], rank_by: str
 ) -> tuple[SweepResult, Run | None]:
     """Compare the runs, and store that, unless it is stored already.
 
@@ -413,10 +414,7 @@ def _compare(
         compared = replace(compared, run_id=str(run.info.run_id), links=links)
         return replace(result, comparison=compared), run
     except ClearError as error:
-        message = str(error)
-        if error.parameter == "rank_by":  # with which the message begins
-            message = rank_by_name + message.removeprefix("rank_by")
-        return replace(result, problems=(f"the runs were not compared: {message}",)), None
+        return replace(result, problems=(f"the runs were not compared: {error}",)), None
 
 
 def _is_compared(store: SweepStore, run: SweepRun) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clear_mlflow.api._arguments import list_results, validate_arguments
+from clear_mlflow.api._arguments import check_unused, list_results, validate_arguments
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.errors import ConfigError, require_package
 from clear_mlflow.core.score import Score
@@ -179,7 +179,7 @@ def evaluate(
         raise ConfigError(
             f"jobs is {jobs}; expected a whole number of at least 1, or auto", parameter="jobs"
         )
-    if rows and dry_run:
+    if rows is not None and dry_run:
         raise ConfigError(
             "rows are named in a dry run, but rows must be written before they can be scored; "
             "leave dry_run out",
@@ -187,7 +187,18 @@ def evaluate(
         )
     added_metrics = load_metrics(metrics)
     prepare = None
-    if rows:
+    if rows is None:
+        check_unused(
+            {
+                "rows_scale": (rows_scale, "auto"),
+                "rows_future": (rows_future, "auto"),
+                "rows_orientation": (rows_orientation, "auto"),
+                "rows_score": (rows_score, "accuracy"),
+                "rows_lower_is_better": (rows_lower_is_better, False),
+            },
+            ", but no rows of another program are named; pass rows=PATH as well, or leave it out",
+        )
+    else:
         from clear_mlflow.api.foreign_rows import copy_foreign_rows
         from clear_mlflow.importers import ReadOptions, RowPattern
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from clear_mlflow.api._arguments import check_unused
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import command
 from clear_mlflow.core.disk import default_cache_dir, default_data_dir
@@ -95,7 +96,12 @@ def check(
         raise ConfigError("expected a dataset's folder, or --dataset")
     root = AUTO if folder is None else str(folder)
     arguments: dict[str, Any] = {}
-    if dataset != AUTO:
+    if dataset == AUTO:
+        check_unused(
+            {"dataset_args": (dataset_args, NONE), "borders": (borders, NONE)},
+            ", but no custom stream is named; pass dataset=NAME as well, or leave it out",
+        )
+    else:
         dataset, arguments = parse_dataset_arguments(dataset, root, dataset_args)
         if not is_custom_stream(dataset) or (folder is None and needs_folder(dataset)):
             raise ConfigError(

@@ -12,6 +12,7 @@ import click
 from clear_mlflow.api.import_options import ImportOptions
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import METRICS, command
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.process.signals import interrupt_on_signal
 
@@ -61,6 +62,12 @@ def import_runs(*, store: str | None, **values: Any) -> None:
         **values: fields of :class:`ImportOptions`.
     """
     options = ImportOptions(**values)
+    if store is not None and (passed := options.list_passed()):
+        raise ConfigError(
+            f"{passed[0]} is passed for runs of a store, which are copied as they are; leave it "
+            "out",
+            parameter=passed[0],
+        )
     from clear_mlflow.api import import_ as api
     from clear_mlflow.store.client import open_store
     from clear_mlflow.tracking.copy_runs import FAILED

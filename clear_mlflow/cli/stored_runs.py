@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from clear_mlflow.api._arguments import check_unused
 from clear_mlflow.api.verbs import compare as compare_runs
 from clear_mlflow.api.verbs import export as export_runs
 from clear_mlflow.cli import output
@@ -111,8 +112,13 @@ def open_ui(
             f"MLflow cannot show the offline folder {folder}; print its runs with clear-mlflow "
             f"show or compare, or copy them to a store first: clear-mlflow sync {folder}"
         )
-    page = find_page_url(client, target)
     has_server = is_server(store)
+    if has_server:
+        server_url = format_server_url(store)
+        check_unused(
+            {"port": (port, "auto")}, f", but the store is the server {server_url}; leave it out"
+        )
+    page = find_page_url(client, target)
     server = nullcontext(format_server_url(store)) if has_server else _run_server(store, port)
     with suppress(KeyboardInterrupt), interrupt_on_signal(), server as base:
         click.echo(f"{base}/{page}")
@@ -201,6 +207,12 @@ def sync(folders: Sequence[Path] | None = None, *, experiment: str | None = None
     from clear_mlflow.tracking.sync import copy_offline_folders, list_sync_folders, sync_folders
 
     offline, waiting = list_sync_folders([Path(folder) for folder in folders or ()])
+    if waiting and not offline:
+        check_unused(
+            {"experiment": (experiment, None)},
+            ", but the runs that wait are in a store already, and stay in their experiments; "
+            "leave it out",
+        )
     os.environ.pop(OFFLINE_VARIABLE, None)  # it names where the runs are, not where they go
     set_up_mlflow()
     results: list[ActionResult] = []

@@ -156,22 +156,27 @@ class Record:
     dataset: DatasetDescription
     seed: int | None
     rows: tuple[int, ...]  # numbers of the stored rows, ascending; 0 is the initialisation
-    # Rows that are not stored, below the highest that is. Row 0 only of runs of this program.
+    # Rows that are not stored, below the highest that is; row 0 only if it was expected.
     missing: tuple[int, ...]
 
     @classmethod
     def build(
-        cls, rows: Collection[AccuracyRow], dataset: DatasetDescription, seed: int | None
+        cls,
+        rows: Collection[AccuracyRow],
+        dataset: DatasetDescription,
+        seed: int | None,
+        *,
+        expects_untrained: bool = False,
     ) -> Record:
         """Combine rows, in any order, into a matrix with metadata.
 
-        Raises RecordError if they contradict each other.
+        expects_untrained: True if row 0 was measured, as :func:`is_training` tells. Raises
+        RecordError if rows contradict each other.
         """
         matrix = AccuracyMatrix.from_rows(rows)
         counts = matrix.num_instances
         numbers = sorted(row.row for row in rows)
-        # Rows without counts come from other programs, few of which test before they train.
-        first_expected = 0 if min(rows, key=lambda row: row.row).correct is not None else 1
+        first_expected = 0 if expects_untrained else 1
         return cls(
             matrix=matrix,
             dataset=replace(
@@ -220,11 +225,20 @@ def parse_row_index(file_name: str) -> int | None:
     return int(match[1]) if match and format_row_file_name(int(match[1])) == file_name else None
 
 
-def assemble(records: Mapping[str, RowRecord]) -> Record:
+def is_training(params: Mapping[str, str]) -> bool:
+    """Return True if parameters were logged by a training of this program.
+
+    It tests its untrained model first; other loops need not.
+    """
+    return "used/arithmetic" in params
+
+
+def assemble(records: Mapping[str, RowRecord], *, expects_untrained: bool = False) -> Record:
     """Combine the rows of one run into its record.
 
     Args:
         records: file name to row, in any order.
+        expects_untrained: True if row 0 was measured, as :func:`is_training` tells.
 
     Raises:
         RecordError: no row was passed, a file is not named after its row, or rows contradict each
@@ -248,7 +262,12 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
                     f"{safe_repr(expected, 200)} and {safe_repr(value, 200)}; they do not belong "
                     "to one run, remove the foreign one"
                 )
-    return Record.build([record.row for record in records.values()], first.dataset, first.seed)
+    return Record.build(
+        [record.row for record in records.values()],
+        first.dataset,
+        first.seed,
+        expects_untrained=expects_untrained,
+    )
 
 
 def check_schema(document: dict[str, Any], name: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import Score, format_significant
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import safe_repr, suggest_nearest
 from clear_mlflow.metrics._metric import (
     ACCURACY_ONLY,
     COSTS,
@@ -97,11 +97,31 @@ def split_families(family_names: str) -> tuple[str, ...]:
     families = tuple(dict.fromkeys(name.strip() for name in family_names.split(",")))
     if unknown := [name for name in families if name not in FAMILIES]:
         raise ConfigError(
-            f"metrics is {safe_repr(family_names)}, but the family {safe_repr(unknown[0])} does "
-            f"not exist; expected some of {', '.join(FAMILIES)}, separated by commas",
+            f"metrics is {safe_repr(family_names)}, but {_describe_unknown_family(unknown[0])}",
             parameter="metrics",
         )
     return families
+
+
+def _describe_unknown_family(name: str) -> str:
+    """Return what is wrong with the name of a family, and what to pass."""
+    family = name.partition("/")[0]
+    if family in BUILT_IN_FAMILIES and family not in FAMILIES:
+        return (
+            f"the metrics of {family} are computed for every run that has what they need; leave "
+            f"{name} out"
+        )
+    families = [family] if family in FAMILIES else []
+    families += [m.family for m in ALL_METRICS if m.name.partition("/")[2] == name]
+    if families:
+        return (
+            f"{safe_repr(name)} is not a family; pass {' or '.join(dict.fromkeys(families))}, with "
+            "all metrics of the family"
+        )
+    return (
+        f"the family {safe_repr(name)} does not exist; {suggest_nearest(family, FAMILIES)}expected "
+        f"some of {', '.join(FAMILIES)}, separated by commas"
+    )
 
 
 def add_matrix_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple[Metric, ...]:

@@ -24,7 +24,7 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     format_predictions_file_name,
 )
-from clear_mlflow.core.record import Record, RowRecord, assemble
+from clear_mlflow.core.record import Record, RowRecord, assemble, is_training
 from clear_mlflow.core.untrusted import (
     MAX_ANYTIME_FILES,
     MAX_PREDICTIONS_BYTES,
@@ -112,7 +112,7 @@ def read_record(
     files, rows = load_stored_rows(client, run, read_files=read_files)
     if not rows:
         return StoredRun(run=run)
-    record = assemble(rows)
+    record = assemble(rows, expects_untrained=is_training(run.data.params))
     chosen = (metric.family for metric in metrics if metric.family in FAMILIES)
     families = tuple(dict.fromkeys([*get_logged_families(run.data.tags), *chosen]))
     return StoredRun(

@@ -12,12 +12,13 @@ from clear_mlflow.comparison.groups import ComparedRun, Group
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import get_divided_split
+from clear_mlflow.core.record import is_training
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
     list_parameter_defaults,
 )
-from clear_mlflow.learning.parameters.logged import is_training, select_training_parameters
+from clear_mlflow.learning.parameters.logged import select_training_parameters
 from clear_mlflow.learning.parameters.option_fields import DATA
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.strategy_names import WITHOUT_STEPS

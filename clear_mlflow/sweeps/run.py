@@ -108,14 +108,13 @@ def build_engine(
             jobs=None if jobs == AUTO else int(jobs),
         )
     ray_options = {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, AUTO)}
-    if unused := [
-        f"{name} {value!r}" for name, (value, default) in ray_options.items() if value != default
-    ]:
-        raise ConfigError(
-            f"engine is {engine}, but {' and '.join(unused)} applies only to Ray; pass engine=ray, "
-            "or leave it out",
-            parameter="engine",
-        )
+    for name, (value, default) in ray_options.items():
+        if value != default:
+            raise ConfigError(
+                f"{name} is {value!r}, which applies only to Ray; pass engine=ray as well, or "
+                "leave it out",
+                parameter=name,
+            )
     return LocalEngine(1 if jobs == AUTO else int(jobs), start)
 
 

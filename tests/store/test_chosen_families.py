@@ -67,7 +67,7 @@ def test_a_custom_loop_logs_the_requested_families(store, experiment_id):
     expected = series(EXPECTED, metrics=get_family_metrics(("renate", "tic")))
     assert steps(store, stored.info.run_id) == expected
     assert stored.data.tags[names.METRICS_TAG] == "renate,tic"
-    message = "the family 'tick' does not exist; expected some of clear"
+    message = "the family 'tick' does not exist; did you mean"
     with pytest.raises(ConfigError, match=message):
         clear_mlflow.track(**loop, metrics="tick")
     with pytest.raises(ConfigError, match=message):
@@ -131,4 +131,21 @@ def test_an_unknown_family_is_a_one_line_error_with_the_list(command):
     done = invoke(*command, "--metrics", "clear,rennate")
     error = done.exception if isinstance(done.exception, ConfigError) else done.output
     message = " ".join(str(error).split())
-    assert "the family 'rennate' does not exist; expected some of clear, renate, " in message
+    assert "the family 'rennate' does not exist; did you mean renate? " in message
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("renate/forgetting", "'renate/forgetting' is not a family; pass renate, with all metrics"),
+        ("forgetting", "pass renate or chaudhry or coda_prompt, with all metrics of the family"),
+        ("cost/seconds", "pass cost, with all metrics of the family"),
+        ("calibration/brier", "computed for every run that has what they need; leave"),
+        ("wildtime", "does not exist; did you mean wild_time? expected some of clear, "),
+    ],
+)
+def test_the_name_of_a_metric_is_answered_with_its_family(name, advice):
+    for command in (("evaluate", "test"), ("compare", "test")):
+        done = invoke(*command, "--metrics", f"clear,{name}")
+        assert done.exit_code == 2
+        assert advice in " ".join(done.output.split())

@@ -170,6 +170,34 @@ def test_rows_of_a_training_are_not_completed_from_other_files(store, foreign):
     assert list(read_rows(store, store.get_run(run_id))) == [name]
 
 
+def test_what_was_not_read_is_reported(store, foreign):
+    name = "row_001.json"
+    own = {f"accuracy_matrix/rows/{name}": row_texts()[name]}
+    trained = foreign({**build_name(SQUARE, first=1), **own})
+    imported = foreign(build_name(SQUARE, first=1))
+    other = foreign({"notes.txt": "none"})
+    for _ in range(2):
+        done = evaluate("test", "--rows", PATTERN, "--json")
+        runs = {run["run_id"]: run["detail"] for run in json.loads(done.stdout)["runs"]}
+        assert f"the run's own rows are scored, and {PATTERN!r} is not read" in runs[trained]
+        assert runs[other].endswith(f"; no artifact matches {PATTERN!r}")
+        assert "not read" not in runs[imported] + runs[other]
+    done = evaluate(imported, "--rows", "result/acc_after_{row}.json")
+    assert "3 of 3 rows; no artifact matches 'result/acc_after_{row}.json'" in done.stdout
+
+
+@pytest.mark.parametrize("row", [1, 3])
+def test_a_row_that_was_changed_after_its_import_is_an_error(store, foreign, row):
+    run_id = foreign(build_name(SQUARE, first=1))
+    assert evaluate(run_id, "--rows", PATTERN).exit_code == 0
+    store.log_text(run_id, json.dumps([0.25, 0.5, 0.75]), PATTERN.format(row=row))
+    done = evaluate(run_id, "--rows", PATTERN)
+    assert done.exit_code == 2
+    assert f"row {row} in {PATTERN!r} differs from the one that was imported before" in done.output
+    matrix = assemble(read_rows(store, store.get_run(run_id))).matrix
+    np.testing.assert_array_equal(matrix.values, SQUARE)
+
+
 def test_each_run_of_an_experiment_is_reported(store, foreign):
     good = foreign(build_name(SQUARE, first=1))
     bad = foreign({**build_name(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})

@@ -74,6 +74,46 @@ def test_messages_spell_options_as_they_are_typed(store, tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
+        (["evaluate", "RUN", "--rows-scale", "percent"], "'percent', but no rows of another"),
+        (["evaluate", "RUN", "--rows-future", "tested"], "pass --rows PATH as well, or leave it"),
+        (["evaluate", "RUN", "--rows-orientation", "rows"], "pass --rows PATH as well"),
+        (["evaluate", "RUN", "--rows-score", "rmse"], "pass --rows PATH as well"),
+        (["evaluate", "RUN", "--rows-lower-is-better"], "pass --rows PATH as well"),
+        (["evaluate", "RUN", "--rows", ""], "rows is ''"),
+        (["identify", "RUN", "0.5", "--scale", "percent"], "but no file of results is passed"),
+        (["identify", "RUN", "0.5", "--rows", "(x)"], "but no file of results is passed"),
+        (
+            ["import", "--from", "STORE", "RUN", "--seed", "1"],
+            "--seed is passed for runs of a store",
+        ),
+        (["import", "--from", "STORE", "--again"], "--again is passed for runs of a store"),
+        (["data", "check", "DIR", "--dataset-args", "a=1"], "but no custom stream is named"),
+        (["data", "check", "clear10", "--borders", "year"], "pass --dataset NAME as well"),
+        (["open", "--port", "5000"], "5000, but the store is the server http://127.0.0.1:9; leave"),
+        (["sweep", "g.yaml", "--cpus", "2"], "which applies only to Ray; pass --engine ray"),
+        (["import", "x.csv", "--row-metric", "(a)"], "pass --table true and --columns"),
+    ],
+)
+def test_an_option_that_has_no_effect_is_an_error(
+    store, experiment_id, tmp_path, monkeypatch, arguments, part
+):
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text(".75,.50\n.70,.90\n")
+    Path("g.yaml").write_text("{grid: {seed: [0]}}")
+    values = {"RUN": stored_run(store, experiment_id).info.run_id, "DIR": str(tmp_path)}
+    values["STORE"] = store.tracking_uri
+    if arguments[0] == "open":
+        mlflow.set_tracking_uri("http://127.0.0.1:9")
+    done = invoke(*(values.get(word, word) for word in arguments))
+    assert done.exit_code == 2
+    assert part in done.output
+    (option,) = [word for word in arguments if word.startswith("--") and word != "--from"]
+    assert option in done.output or option == "--rows"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
         (["import", "m.json", "--num-instances", "5"], "json): num_instances: expected"),
         (["identify", "m.json", "1", "--num-instances", "5"], "json): num_instances: expected"),
         (["import", "n.json", "--num-instances", "5"], "json): num_instances[0]: expected"),

@@ -6,9 +6,11 @@ import subprocess
 import time
 
 import pytest
+from commands import invoke
 from forked import Forked
-from stored_runs import change, histories, rows_folder, stored_run
+from stored_runs import artifact_folder, change, histories, rows_folder, stored_run
 
+import clear_mlflow
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric
@@ -133,3 +135,35 @@ def test_the_summary_of_many_runs_names_incomplete_ones(store, many, capsys):
         assert text in out
     assert complete_run.info.run_id not in out
     assert "18 failed, 2 scored, 34 unchanged" in out
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("log", ["log_counts", "log_accuracies"])
+def test_a_loop_need_not_measure_its_untrained_model(store, experiment_id, first, log):
+    with clear_mlflow.track(buckets=3, num_instances=10) as loop:
+        for row in range(first, 4):
+            getattr(loop, log)(row, [9, 8, 7] if log == "log_counts" else [0.9, 0.8, 0.7])
+    missing = [*range(1, first)]
+    assert [*loop.record.missing] == [*clear_mlflow.load(loop.run_id).record.missing] == missing
+    run = store.get_run(loop.run_id)
+    page = (artifact_folder(run) / names.REPORT_HTML).read_text()
+    note = run.data.tags[names.MLFLOW_NOTE]
+    done = invoke("evaluate", loop.run_id)
+    if missing:
+        assert "Not stored: row 1." in page
+        assert "rows not stored 1" in note
+        assert "missing row 1" in done.output
+    else:
+        assert "ot stored" not in page + note
+        assert "missing" not in done.output
+    assert done.exit_code == (2 if missing else 0)
+    assert "row 0" not in done.output
+
+
+def test_a_training_without_its_row_0_lacks_it(store, many):
+    (run,) = many("one")
+    store.log_param(run.info.run_id, "used/arithmetic", "float32")  # as trainings log it
+    (rows_folder(run) / "row_000.json").unlink()
+    (verdict,) = search(store)
+    assert "missing row 0" in verdict.detail
+    assert "rows not stored 0" in store.get_run(run.info.run_id).data.tags[names.MLFLOW_NOTE]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from commands import invoke
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from stored_runs import row_texts, rows_folder, stored_run
@@ -134,3 +135,13 @@ def test_sync_keeps_what_it_could_not_send(store, run, journal):
     assert (synced.action, synced.detail[:6]) == ("sent", "1 sent")
     assert not journal.folder.exists()
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
+
+
+def test_sync_does_not_ignore_an_experiment(store, run, journal):
+    put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
+    journal.close()
+    done = invoke("sync", journal.folder, "--experiment", "mine")
+    assert done.exit_code == 2
+    assert "error: --experiment is 'mine', but the runs that wait are in a store" in done.output
+    assert list(read_rows(store, run)) == ["row_000.json", "row_001.json"]
+    assert invoke("sync", journal.folder).exit_code == 0

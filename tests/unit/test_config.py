@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.record import is_training
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.parameters.config import (
@@ -19,7 +20,6 @@ from clear_mlflow.learning.parameters.config import (
 )
 from clear_mlflow.learning.parameters.logged import (
     describe_parameters,
-    is_training,
     read_config_file,
     select_parameters_to_log,
     select_training_parameters,

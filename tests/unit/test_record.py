@@ -113,7 +113,7 @@ def test_a_row_without_counts_marks_unmeasured_buckets():
     assert document(ACCURACIES)["accuracy"] == [0.2, 0.25, None]
     run_record = assemble({"row_002.json": ACCURACIES})
     assert run_record.matrix.num_instances is None
-    assert run_record.missing == (1,)  # and not row 0, which few other programs measure
+    assert run_record.missing == (1,)  # and not row 0, which other programs need not measure
     np.testing.assert_array_equal(run_record.matrix.values[1], [0.2, 0.25, NAN])
     counted = read(json.dumps(document(ACCURACIES, num_instances=[10, 20, 30])))
     num_instances = assemble({"row_002.json": counted}).matrix.num_instances
@@ -280,9 +280,11 @@ def index_records(*records: RowRecord) -> dict[str, RowRecord]:
     ],
 )
 def test_gaps_are_rows_below_the_highest(numbers, missing, complete):
-    run_record = assemble(index_records(*map(record, numbers)))
+    rows = index_records(*map(record, numbers))
+    run_record = assemble(rows, expects_untrained=True)
     assert (run_record.rows, run_record.missing) == (numbers, missing)
     assert run_record.is_complete == complete
+    assert assemble(rows).missing == tuple(row for row in missing if row)
 
 
 def with_row(**changes) -> RowRecord:

@@ -63,7 +63,7 @@ def test_the_description_of_a_partial_run_names_missing_rows_and_the_reason():
     matrix = AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]])
     text = describe(build_stored_record(matrix, without=(0, 1)))
     assert "buckets trained 2 of 3" in text
-    assert "rows not stored 0, 1" in text
+    assert "rows not stored 1" in text
     assert re.search(r"^after 1 +– +– +–$", text, re.MULTILINE)
     assert "| `renate/forgetting` | – | row 1, column 1 was not measured |" in text
     assert "nan" not in text

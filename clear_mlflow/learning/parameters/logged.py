@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.record import is_training
 from clear_mlflow.core.text import truncate
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, parse_json_texts, read_bytes
 from clear_mlflow.data.files import reason
@@ -135,11 +136,6 @@ def describe_parameters(config: TrainConfig) -> str:
         described["tuned" if is_tuned(name) else "method"][name] = value
     described["unlogged"] = {n: text for n, text in texts.items() if text == _UNLOGGED.get(n, "")}
     return json.dumps(described, separators=(",", ":"), ensure_ascii=False)
-
-
-def is_training(logged: Mapping[str, str]) -> bool:
-    """Return True if parameters were logged by a training of this program."""
-    return "used/arithmetic" in logged
 
 
 def list_custom_code(parameters: Mapping[str, str]) -> list[str]:
