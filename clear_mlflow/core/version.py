@@ -59,7 +59,7 @@ def convert_custom_errors(problem: str, advice: str = "") -> Iterator[None]:
     """Convert errors of a user's code to a ConfigError of one line."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = one_line(f"{type(error).__name__}: {error}", 300)
         raise ConfigError(f"{problem} ({reason}){advice}") from error
 

@@ -152,7 +152,7 @@ class _GuardedFunction:
             number = float(value)
         except UndefinedMetricError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise FailedMetricError(f"{self.path} raised {_summarize_error(error)}") from error
         if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
             raise FailedMetricError(f"{self.path} returned {safe_repr(value)}; expected a number")

@@ -1,6 +1,7 @@
 """Models by name: their outputs, and choices that are rejected before any data is read."""
 
 import re
+import sys
 
 import pytest
 import torch
@@ -241,6 +242,7 @@ def raise_two_lines(num_classes, image_size):
             r"fails on inputs of \(2, 3, 8, 8\) .RuntimeError",
         ),
         (raise_two_lines, "fails for 5 classes, 8 pixels .KeyError"),
+        (lambda *_: sys.exit(0), "fails for 5 classes, 8 pixels .SystemExit: 0"),
         (None, "cannot be loaded .AttributeError"),
         (Pair, "cannot train on a batch of 2 .* does not return one row of logits"),
     ],

@@ -25,6 +25,7 @@ def answers(predictions, class_index=0): return float(predictions.k)
 def whole(matrix): return 1
 def undefined(matrix): raise UndefinedMetricError("needs more")
 def failing(matrix): raise KeyError("no\\nsuch")
+def exiting(matrix): raise SystemExit(0)
 def gives_none(matrix): return None
 def gives_nan(matrix): return np.nan
 def gives_text(matrix): return "0.5"
@@ -102,13 +103,22 @@ def test_custom_metrics_declare_family_direction_and_version() -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_errors_of_a_function_name_it() -> None:
-    wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
+    wrong = (
+        "undefined",
+        "failing",
+        "exiting",
+        "gives_none",
+        "gives_nan",
+        "gives_text",
+        "gives_array",
+    )
     own = load_custom_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
     assert summarize(MATRIX, "iid", (*METRICS, *own)).keys() > {"lab_module/worst"}
     reasons = explain(MATRIX, "iid", own)
     assert reasons == {
         "lab_module/undefined": "needs more",
         "lab_module/failing": "lab_module:failing raised KeyError: 'no\\nsuch'",
+        "lab_module/exiting": "lab_module:exiting raised SystemExit: 0",
         "lab_module/gives_none": reasons["lab_module/gives_none"],
         "lab_module/gives_nan": "lab_module:gives_nan returned nan; expected a finite number",
         "lab_module/gives_text": "lab_module:gives_text returned '0.5'; expected a number",
