@@ -24,9 +24,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.untrusted import MAX_METADATA_BYTES, hash_file, parse_json_object, read_bytes
-from clear_mlflow.data.files import path_text
+from clear_mlflow.data.files import path_text, reason, stat_image
 
 HASHES_FILE = "hashes-v1.sqlite"
 
@@ -200,7 +200,7 @@ def _hash_sample(file: BinaryIO, metadata_text: str) -> str:
 
 
 class HashCache:
-    """SHA-256 sums of the files below *root*, in a database.
+    """SHA-256 sums of the images below *root*, in a database.
 
     It is stored in *folder*.
 
@@ -234,20 +234,26 @@ class HashCache:
         if self._file is not None and self._new:
             self._use_database(self._file, self._save_hashes)
 
-    def hash_file(self, path: str, status: os.stat_result) -> str:
-        """Return a file's SHA-256, hexadecimal, from the database if known.
+    def hash_file(self, path: str) -> str:
+        """Return an image file's SHA-256, hexadecimal, from the database if known.
 
         The hash of a file that was changed in the last two seconds, or meanwhile, is not stored.
-        Threads may call it at the same time. status: what ``stat`` returns, links followed.
+        Threads may call it at the same time. Raises the errors of :func:`~.files.stat_image`, and
+        DataError if the file cannot be read.
         """
+        status = stat_image(path, root=self._root)
         before, name = _get_state(status), os.fsencode(path)  # not every name is Unicode
         stored = self._stored.get(name)
         if stored is not None and stored[:-1] == before:
             return str(stored[-1])
         started = time.time_ns()
-        content = hash_file(path)
+        try:
+            content = hash_file(path)
+            after = os.stat(path)  # noqa: PTH116 (a text)
+        except OSError as error:
+            raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
         settled = max(status.st_mtime_ns, status.st_ctime_ns) + _SETTLED_NANOSECONDS < started
-        if settled and _get_state(os.stat(path)) == before:  # noqa: PTH116 (a text)
+        if settled and _get_state(after) == before:
             self._new[name] = (*before, content)
         return content
 

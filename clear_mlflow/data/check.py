@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, hash_file
 from clear_mlflow.data import read_stream_index
 from clear_mlflow.data.decode import Resize, UndecodableError, decode_file
 from clear_mlflow.data.drift import LabelDrift, measure_distance, measure_label_drift
-from clear_mlflow.data.files import path_text, reason, stat_file
+from clear_mlflow.data.files import path_text, stat_image
 from clear_mlflow.data.images import NONE, TRAIN, ImageIndex, ImageTable
 from clear_mlflow.data.stream import AUTO, DIFFERENCES, build_stream, find_copies
 
@@ -230,7 +229,7 @@ def _decode_images(
     on_progress("decoding images", 0, len(images))
     with ThreadPoolExecutor(max_workers=count_usable_cores()) as pool:
         blocks = [images.files[start : start + _FILES_PER_TASK] for start in starts]
-        for block in pool.map(lambda block: [_decode_image(file, root) for file in block], blocks):
+        for block in pool.map(lambda block: [_check_image(file, root) for file in block], blocks):
             results += block
             on_progress("decoding images", len(results), len(images))
     contents, errors, brightness = zip(*results, strict=True)
@@ -241,15 +240,13 @@ def _decode_images(
     )
 
 
-def _decode_image(file: str, root: Path) -> tuple[str, str, int]:
+def _check_image(file: str, root: Path) -> tuple[str, str, int]:
     """Return an image's hash, why it is unreadable, and brightest area."""
     try:
-        num_bytes = stat_file(file, root=root).st_size
-        if num_bytes > MAX_IMAGE_BYTES:
-            return "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most", 0
-        pixels = decode_file(file, None, Resize(8))  # as in training
-        if isinstance(pixels, UndecodableError):
-            return "", f"cannot be decoded: {pixels}", 0
-        return hash_file(file), "", int(pixels.max())
-    except (DataError, OSError) as error:
-        return "", reason(error).removeprefix(f"{path_text(file)} "), 0
+        stat_image(file, root=root)
+        content, pixels = decode_file(file, Resize(8))
+    except DataError as error:
+        return "", str(error).removeprefix(f"{path_text(file)} "), 0
+    if isinstance(pixels, UndecodableError):
+        return content, f"cannot be decoded: {pixels}", 0
+    return content, "", int(pixels.max())

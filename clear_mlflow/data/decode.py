@@ -18,11 +18,13 @@ reasons, and the pixels are missing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
 import os
 import shutil
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError, features
+from PIL import Image, ImageFile, UnidentifiedImageError, features
 
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
@@ -51,6 +53,7 @@ _MOST_LISTED = 100  # damaged images, by name
 # Raster formats only: Pillow would hand PostScript to an interpreter.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _MAX_PIXELS = 89_000_000  # where Pillow starts to warn of decompression bombs
+_CLEAR_SIDE = 224  # pixels of the shorter side in trainings on CLEAR
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -61,10 +64,15 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# Factors by which Pillow multiplies the grey levels of a PNG, by its name for their depth.
+_GREY_FACTORS = {"L;2": 85, "L;4": 17}
 _IMAGES_IN_A_TASK = 16
 _MAX_BYTES_AHEAD = 2**30  # of decoded images that wait to be used
 
-_DECODER = 3  # to be raised with any change to this module that changes a pixel
+_DECODER = 4  # to be raised with any change to this module that changes a pixel
+
+# Pillow's warnings do not name the file. Our own messages do, and contain what matters.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @dataclass(frozen=True)
@@ -188,8 +196,8 @@ def iter_decoded(
     def decode_block(start: int) -> list[NDArray[Any] | UndecodableError]:
         rows = slice(start, start + images_in_task)
         return [
-            decode_file(*file, geometry)
-            for file in zip(images.files[rows], contents[rows], strict=True)
+            decode_file(file, geometry, content)[1]
+            for file, content in zip(images.files[rows], contents[rows], strict=True)
         ]
 
     # Threads and not processes: Pillow releases the interpreter's lock while it decodes and scales,
@@ -242,13 +250,14 @@ def check_decodable(images: ImageTable, decoded: DecodedImages) -> None:
 
 
 def decode_file(
-    file: str, content_hash: str | None, geometry: Resize | LibraryTransform
-) -> NDArray[Any] | UndecodableError:
-    """Decode an image file to (height, width, 3) bytes.
+    file: str, geometry: Resize | LibraryTransform, expected_hash: str | None = None
+) -> tuple[str, NDArray[Any] | UndecodableError]:
+    """Read an image file once, and return its SHA-256 and its pixels.
 
-    With another library's transform, it returns the result of that transform.
+    The pixels are (height, width, 3) bytes, or the result of another library's transform, or an
+    error if they cannot be decoded.
 
-    content_hash: SHA-256 that the file must have, or None for any. Raises DataError if it cannot
+    expected_hash: SHA-256 that the file must have, or None for any. Raises DataError if it cannot
     be read, has another hash, or needs too much memory.
     """
     try:
@@ -256,14 +265,15 @@ def decode_file(
             data = opened.read()
     except OSError as error:
         raise DataError(f"{path_text(file)} cannot be read: {reason(error)}") from None
-    if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
+    content_hash = hashlib.sha256(data).hexdigest()
+    if expected_hash not in (None, content_hash):
         raise DataError(
             f"{path_text(file)} is not the file whose content was hashed; it was changed in the "
             "meantime: run again when nothing writes to the dataset"
         )
     try:
-        return _decode_image(data, geometry)
-    except MemoryError:  # the image may be intact, so it is not left out
+        return content_hash, _decode_image(data, geometry)
+    except MemoryError:  # the image may be intact, so it is not an UndecodableError
         raise DataError(
             f"{path_text(file)} needs more memory to be decoded than this machine can give; end "
             "other programs on it, or store the image smaller"
@@ -287,7 +297,7 @@ def _decode_image(
             if isinstance(geometry, Resize):
                 return (_resize_square if geometry.square else _resize)(image, geometry.side)
             _compute_long_side(image, geometry.side)
-            upright = _convert_upright(image)
+            upright = _turn_upright(_convert_to_rgb(image), image)
     except UndecodableError as error:
         return error
     except MemoryError:
@@ -300,73 +310,99 @@ def _decode_image(
 
 
 def _compute_long_side(image: Image.Image, side: int) -> int:
-    """Return the longer side for a shorter one of *side* pixels."""
+    """Return the longer side for a shorter one of *side* pixels.
+
+    Raises UndecodableError if the image would be too large with this side, or with CLEAR's
+    image_size: ``data check`` decodes to a smaller side and rejects the same shapes as training.
+    """
     short, long = sorted(image.size)
-    long = int(side * long / short)  # rounded down, as torchvision does
-    if side * long > _MAX_PIXELS:
+    checked_side = max(side, _CLEAR_SIDE)
+    checked_long = int(checked_side * long / short)
+    if checked_side * checked_long > _MAX_PIXELS:
         raise UndecodableError(
-            f"it has {image.width} x {image.height} pixels and would have {long} x {side}, and "
-            f"{_MAX_PIXELS} are the most"
+            f"it has {image.width} x {image.height} pixels and would have {checked_long} x "
+            f"{checked_side}, and {_MAX_PIXELS} are the most"
         )
-    return long
+    return int(side * long / short)  # rounded down, as torchvision does
 
 
 def _resize(image: Image.Image, side: int) -> NDArray[np.uint8]:
     """Scale an image byte for byte as torchvision's ``Resize(side)``."""
     long = _compute_long_side(image, side)
-    size = (side, long) if image.width <= image.height else (long, side)
     image = _reduce_depth(image).convert("RGB")
+    size = (side, long) if image.width <= image.height else (long, side)
     return np.asarray(image.resize(size, Image.Resampling.BILINEAR))
 
 
-def _resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
+def _resize_square(image: ImageFile.ImageFile, side: int) -> NDArray[np.uint8]:
     """Scale an image's central square to (side, side, 3), upright."""
     # Only JPEG has a draft mode. It keeps both sides at least as large as requested; half of the
     # reduction is left to the better filter below.
     image.draft("RGB", (2 * side, 2 * side))
+    colour = _convert_to_rgb(image)
     # A square crop commutes with turning, so turning is left to the small image.
-    square = min(image.size)
-    left, top = (image.width - square) / 2, (image.height - square) / 2
-    small = _convert_to_rgb(image).resize(
+    square = min(colour.size)
+    left, top = (colour.width - square) / 2, (colour.height - square) / 2
+    small = colour.resize(
         (side, side),
         Image.Resampling.BILINEAR,
         box=(left, top, left + square, top + square),
     )
-    turn = _UPRIGHT.get(_read_orientation(image))
-    return np.asarray(small if turn is None else small.transpose(turn))
+    return np.asarray(_turn_upright(small, image))
 
 
-def _convert_upright(image: Image.Image) -> Image.Image:
-    turn = _UPRIGHT.get(_read_orientation(image))
-    colour = _convert_to_rgb(image)
-    return colour.copy() if turn is None else colour.transpose(turn)
-
-
-def _convert_to_rgb(image: Image.Image) -> Image.Image:
+def _convert_to_rgb(image: ImageFile.ImageFile) -> Image.Image:
     """Convert an image to RGB of 8 bits, transparent pixels to white."""
-    image = _reduce_depth(image)
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
-        colour = image.convert("RGBA")
-        white = Image.new("RGBA", colour.size, "white")
-        return Image.alpha_composite(white, colour).convert("RGB")
-    return image.convert("RGB")
+    transparent = _read_transparency(image)
+    if image.mode.startswith("I"):
+        return _reduce_depth(image, transparent).convert("RGB")
+    if transparent is None and image.mode not in ("RGBA", "LA", "PA", "RGBa", "La"):
+        return image.convert("RGB")
+    colour = image.convert("RGBA")
+    white = Image.new("RGBA", colour.size, "white")
+    return Image.alpha_composite(white, colour).convert("RGB")
 
 
-def _reduce_depth(image: Image.Image) -> Image.Image:
-    """Convert 16 bits to 8, whatever bits are in use."""
+def _read_transparency(image: ImageFile.ImageFile) -> Any:
+    """Return the transparent grey, colour or palette entries, or None.
+
+    A PNG's is scaled to 8 bits as Pillow scales its pixels, except a grey of 16 bits.
+
+    image: one whose pixels were not read yet, because Pillow then forgets their depth.
+    """
+    transparent = image.info.get("transparency")
+    if transparent is not None and image.format == "PNG" and image.tile:
+        raw_mode = image.tile[0][3]
+        if raw_mode in _GREY_FACTORS:
+            transparent *= _GREY_FACTORS[raw_mode]
+        elif raw_mode == "RGB;16B":
+            transparent = tuple(level >> 8 for level in transparent)
+        image.info["transparency"] = transparent
+    return transparent
+
+
+def _reduce_depth(image: Image.Image, white: int | None = None) -> Image.Image:
+    """Convert 16 bits to 8, whatever bits are in use.
+
+    white: the level that becomes white, or None.
+    """
     if not image.mode.startswith("I"):
         return image
+    levels = np.asarray(image)
+    if white is not None:
+        levels = np.where(levels == white, 65_535, levels)
     # Pillow's own conversion clips at 255, which turns most of a 16-bit image white.
-    return Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    return Image.fromarray((levels // 257).astype(np.uint8))
 
 
-def _read_orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # damaged EXIF is common in collected photos, whose pixels may be intact
-        return 1
+def _turn_upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
+    """Turn pixels, read from *image*, by its EXIF orientation."""
+    turn = None
+    if image.format != "TIFF":  # which Pillow turns when it reads the pixels
+        # Damaged EXIF is common in collected photos, whose pixels may be intact.
+        with contextlib.suppress(Exception):
+            turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+    return pixels if turn is None else pixels.transpose(turn)
 
 
 class DecodedCache:
@@ -521,16 +557,16 @@ def drop_undecodable(
         raise build_damage_error(
             damages, advice=", or pass damaged=leave_out to train without them"
         )
-    warnings = [
-        f"{path_text(file)} is left out: it cannot be decoded: {problem}"
+    messages = [
+        f"{path_text(file)} is not used: it cannot be decoded: {problem}"
         for file, problem in list(damages.items())[:_MOST_LISTED]
     ]
     if (num_unlisted := len(damages) - _MOST_LISTED) > 0:
-        warnings.append(f"{num_unlisted} more images are left out, which cannot be decoded")
+        messages.append(f"{num_unlisted} more images are not used: they cannot be decoded")
     is_decodable = np.array([file not in damages for file in stream.images.files])
     decodable = stream.with_images(
         stream.images.take(np.flatnonzero(is_decodable)),
-        warnings=(*(stream.dataset.warnings or ()), *warnings),
+        warnings=(*(stream.dataset.warnings or ()), *messages),
     )
     for bucket in decodable.buckets:
         for split, images in (("train", bucket.train), (stream.dataset.split, bucket.test)):

@@ -18,6 +18,7 @@ from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_CLASS_LIST_BYTES,
+    MAX_IMAGE_BYTES,
     MAX_METADATA_BYTES,
     convert,
     decode_text,
@@ -83,6 +84,20 @@ def stat_file(path: Path | str, *, root: Path) -> os.stat_result:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path_text(path)} is not a plain file; unpack the dataset again")
+    return status
+
+
+def stat_image(path: Path | str, *, root: Path) -> os.stat_result:
+    """Return the status of an image file, links followed.
+
+    Raises the errors of :func:`stat_file`, and DataError if it is empty or too large.
+    """
+    status = stat_file(path, root=root)
+    if not 0 < status.st_size <= MAX_IMAGE_BYTES:
+        raise DataError(
+            f"{path_text(path)} has {status.st_size} bytes; expected an image of 1 to "
+            f"{MAX_IMAGE_BYTES}; unpack the dataset again"
+        )
     return status
 
 

@@ -25,9 +25,8 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST, VALIDATION, get_divided_split, get_measured_split
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.cache import HashCache
-from clear_mlflow.data.files import path_text, reason, stat_file
+from clear_mlflow.data.files import path_text
 from clear_mlflow.data.images import TRAIN, ImageIndex, ImageTable, Rows, group_rows
 
 AUTO = "auto"
@@ -304,25 +303,12 @@ def _hash_images(
 
         def hash_block(rows: Sequence[int]) -> None:
             for row in rows:
-                contents[row] = _hash_file(images.files[row], index.root, hashes)
+                contents[row] = hashes.hash_file(images.files[row])
 
         for num_blocks, _ in enumerate(pool.map(hash_block, blocks), 1):
             hashes.save_at_times()
             on_image(min(num_blocks * _FILES_PER_TASK, len(unknown)), len(unknown))
     return replace(images, contents=tuple(contents))
-
-
-def _hash_file(file: str, root: Path, hashes: HashCache) -> str:
-    status = stat_file(file, root=root)
-    if not 0 < status.st_size <= MAX_IMAGE_BYTES:
-        raise DataError(
-            f"{path_text(file)} has {status.st_size} bytes; expected an image of 1 to "
-            f"{MAX_IMAGE_BYTES}; unpack the dataset again"
-        )
-    try:
-        return hashes.hash_file(file, status)
-    except OSError as error:
-        raise DataError(f"{path_text(file)} cannot be read: {reason(error)}") from None
 
 
 def _compute_digest(stream: BucketStream) -> str:

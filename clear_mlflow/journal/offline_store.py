@@ -339,7 +339,7 @@ class OfflineStore(_Experiments):
             try:
                 run = self.get_run(folder.name)
             except ClearError as error:  # the others can be read
-                warn(f"{folder} is left out: {error}")
+                warn(f"{folder} is not used: {error}")
                 continue
             if run.info.experiment_id in experiment_ids and run.info.lifecycle_stage in stages:
                 runs.append(run)

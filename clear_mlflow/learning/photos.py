@@ -64,8 +64,7 @@ def list_indices(counts: Sequence[int]) -> SampleIndices:
 class Augmentation:
     """Augmentation of training images. Tests use the resized images' centre."""
 
-    resize: Resize  # geometry in which images are decoded
-    size: int  # side of the crops and the model's input, pixels
+    resize: Resize  # decodes images; its side is also the side of the crops
     crop: bool  # training crops at uniformly random offsets, else at the centre
     flip: bool  # mirror half of the training crops, left to right
 
@@ -79,9 +78,7 @@ def build_augmentation(name: str, image_size: int) -> Augmentation:
     # CLEAR authors' example in Avalanche, the starter kit of their challenge, and Renate.
     if name not in (RANDOM_CROP, RANDOM_CROP_FLIP, NONE):
         raise ValueError(f"no augmentation is called {name!r}")
-    return Augmentation(
-        Resize(image_size), image_size, crop=name != NONE, flip=name == RANDOM_CROP_FLIP
-    )
+    return Augmentation(Resize(image_size), crop=name != NONE, flip=name == RANDOM_CROP_FLIP)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +142,7 @@ class Photos:
 
     def _compute_slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (M, 2), pixels of height and width that crops omit."""
-        return self.sizes[chosen] - self.augmentation.size
+        return self.sizes[chosen] - self.augmentation.resize.side
 
     def _compute_centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (M, 2), the first pixel of chosen images' central crops."""
@@ -185,7 +182,7 @@ class Crops:
     @property
     def side(self) -> int:
         """Side of each crop in pixels."""
-        return self.photos.augmentation.size
+        return self.photos.augmentation.resize.side
 
     def cut(self, start: int, stop: int) -> Tensor:
         """Copy the pixels of crops, mirrored where that was drawn.

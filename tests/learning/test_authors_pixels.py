@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from image_tables import build_table, build_test_stream
 from learning_streams import CPU
 from PIL import Image
+from png_files import RGB, build_png
 from scipy.stats import chisquare
 from torchvision.transforms import CenterCrop, Resize
 
@@ -66,6 +67,21 @@ PROBLEM_TYPES = {
         f"turned {n}.jpg": lambda p, n=n: photo(400, 300).save(p, exif=build_exif(n))
         for n in range(2, 9)
     },
+    **{
+        f"turned {n}.tiff": lambda p, n=n: photo(90, 60).save(p, exif=build_exif(n))
+        for n in range(2, 9)
+    },
+    **{
+        f"transparent grey {n}.png": lambda p, n=n: p.write_bytes(
+            build_png(2**n, 7, range(2**n), depth=n, transparent=[2**n // 3])
+        )
+        for n in (1, 2, 4, 8)
+    },
+    "transparent colour.png": lambda p: p.write_bytes(
+        build_png(
+            4, 9, range(0, 48_000, 4000), depth=16, colour_type=RGB, transparent=(0, 4000, 8000)
+        )
+    ),
 }
 
 

@@ -454,7 +454,7 @@ def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[P
         mock.patch.object(caching, "hash_file", side_effect=hash_file) as read,
         HashCache(folder, root) as hashes,
     ):
-        results = [hashes.hash_file(str(path), path.stat()) for path in paths]
+        results = [hashes.hash_file(str(path)) for path in paths]
     return results, [Path(call.args[0]) for call in read.call_args_list]
 
 
@@ -493,7 +493,7 @@ def test_a_changed_file_is_hashed_again(tmp_path, file, replaced):
 def test_a_killed_process_keeps_what_it_hashed(tmp_path, file, seconds, monkeypatch):
     monkeypatch.setattr(caching, "_SECONDS_BETWEEN_SAVES", seconds)
     hashes = HashCache(tmp_path / "cache", tmp_path)
-    hashes.hash_file(str(file), file.stat())
+    hashes.hash_file(str(file))
     hashes.save_at_times()
     assert looked_up(tmp_path / "cache", tmp_path, file)[1] == ([] if seconds == 0 else [file])
     (tmp_path / "cache" / HASHES_FILE).unlink()
@@ -510,7 +510,7 @@ def test_hashes_wait_while_another_process_writes(tmp_path, file, monkeypatch):
     with contextlib.closing(sqlite3.connect(tmp_path / "cache" / HASHES_FILE)) as database:
         database.execute("BEGIN EXCLUSIVE")
         hashes = HashCache(tmp_path / "cache", tmp_path)
-        hashes.hash_file(str(other), other.stat())
+        hashes.hash_file(str(other))
         monkeypatch.setattr(caching, "_SECONDS_BETWEEN_SAVES", 0)
         hashes.save_at_times()
         database.rollback()

@@ -143,6 +143,16 @@ def test_the_params_of_a_run_are_limited_as_its_files_are(tmp_path, monkeypatch)
     assert len(client.get_run(run_id).data.params) == 3
 
 
+@pytest.mark.parametrize("name", ["00000001-tags.json", "00000003-params.json"])
+def test_a_damaged_run_is_named_and_the_others_are_searched(tmp_path, capsys, name):
+    client, experiment_id = create_offline_folder(tmp_path / "recorded")
+    runs = [client.create_run(experiment_id, tags={"a": "b"}).info.run_id for _ in range(2)]
+    folder = tmp_path / "recorded" / runs[0]
+    (folder / name).write_text("{")
+    assert [run.info.run_id for run in client.search_runs([experiment_id])] == runs[1:]
+    assert f"{folder} is not used: " in capsys.readouterr().err
+
+
 def test_runs_are_searched_as_in_mlflows_store(store, experiment_id, tmp_path):
     client, offline_id = create_offline_folder(tmp_path / "recorded")
     for c, e in ((store, experiment_id), (client, offline_id)):

@@ -16,8 +16,11 @@ from released_layout import read_json, write_image, write_json, write_released
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data import load_stream
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
+from clear_mlflow.data import check, load_stream
 from clear_mlflow.data.check import PROBLEM_TYPES, Findings, check_dataset
+from clear_mlflow.data.decode import DecodedCache, Resize, decode_file, drop_undecodable
+from clear_mlflow.learning.parameters.recipes import RECIPES
 
 IMAGES = "train/labeled_images"
 PHOTOS = Photos(buckets=("1", "2"), train=10)
@@ -187,12 +190,45 @@ def test_hidden_entries_are_ignored(tmp_path, layout):
     assert check_dataset(str(root)) == result
 
 
-def test_a_file_too_large_for_an_image_is_not_read(root):
-    """A sparse file would take long to hash."""
-    os.truncate(root / FIRST, 2**40)
+@pytest.mark.parametrize("size", [0, MAX_IMAGE_BYTES + 1, 2**40])
+def test_a_file_of_no_images_size_is_not_read(root, tmp_path, size):
+    """A sparse file would take long to hash. The check and the loader print the same."""
+    os.truncate(root / FIRST, size)
+    (problem,) = check_dataset(str(root)).problems
+    assert (problem.type, problem.path) == ("unreadable", root / FIRST)
+    assert f"has {size} bytes" in problem.detail
+    error = check_error(DataError, FIRST, load_stream, "x", str(root), cache_dir=tmp_path)
+    assert error == f"{root / FIRST} {problem.detail}"
+
+
+@pytest.mark.parametrize("size", [(1, 2000), (2000, 1), (3, 5500)])
+def test_a_shape_that_training_refuses_is_reported(root, tmp_path, size):
+    """Scaled to image_size=224, it would have more pixels than are allowed."""
+    Image.new("RGB", size).save(root / FIRST)
+    (problem,) = check_dataset(str(root)).problems
+    assert (problem.type, problem.path) == ("unreadable", root / FIRST)
+    assert f"it has {size[0]} x {size[1]} pixels and would have" in problem.detail
+    stream = load_stream("x", str(root), cache_dir=tmp_path)
+    resize = Resize(int(RECIPES["clear10"]["image_size"]))
+    with pytest.raises(DataError, match=re.escape(problem.detail)):
+        drop_undecodable(stream, cache=DecodedCache(None), resize=resize, damaged="stop")
+
+
+@pytest.mark.parametrize("content", [b"<html>", None])
+def test_hash_and_pixels_are_those_of_one_reading(root, tmp_path, monkeypatch, content):
+    """A file is changed after it was decoded, into something else or a copy of another image."""
+    digest = load_stream("x", str(root), cache_dir=tmp_path).dataset.digest
+
+    def decode_then_change(file, *arguments):
+        decoded = decode_file(file, *arguments)
+        if Path(file) == root / FIRST:
+            copied = (root / IMAGES / "1/bus/235821045.jpg").read_bytes()
+            Path(file).write_bytes(copied if content is None else content)
+        return decoded
+
+    monkeypatch.setattr(check, "decode_file", decode_then_change)
     findings = check_dataset(str(root))
-    assert list_problems(findings) == [("unreadable", FIRST)]
-    assert f"has {2**40} bytes" in findings.problems[0].detail
+    assert (findings.digest, findings.problems) == (digest, ())
 
 
 @pytest.mark.parametrize("make", [None, "folder", "file"])

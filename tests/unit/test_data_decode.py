@@ -1,11 +1,10 @@
 """Decoding: every kind of photo becomes square RGB bytes."""
 
+import hashlib
 import io
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,19 @@ from hypothesis import strategies as st
 from image_tables import build_table
 from one_line_errors import check_error
 from PIL import Image, ImageOps
+from png_files import RGB, build_png
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import decode as decode_module
-from clear_mlflow.data.decode import DecodedCache, LibraryTransform, Resize, iter_decoded
+from clear_mlflow.data.decode import (
+    DecodedCache,
+    LibraryTransform,
+    Resize,
+    UndecodableError,
+    decode_file,
+    iter_decoded,
+)
 
 decode = DecodedCache(None).load
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -29,6 +36,14 @@ def decode_image(path: Path, size: int = 8) -> np.ndarray:
     return decode(build_table([path]), Resize(size, square=True)).pixels.reshape(-1, size, size, 3)[
         0
     ]
+
+
+def extract_image(path: Path) -> np.ndarray:
+    """Return the upright image that another library's transform receives."""
+    transform = LibraryTransform(lambda image: np.array(image), side=8, text="same")
+    (image,) = iter_decoded(build_table([path]), transform)
+    assert isinstance(image, np.ndarray)
+    return image
 
 
 def refusal(path: Path) -> str:
@@ -79,18 +94,25 @@ def _bilinear(length: int, start: float, extent: float, side: int) -> np.ndarray
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(("width", "height"), [(48, 32), (31, 47)])
-def test_orientation_of_the_camera_is_undone(tmp_path, orientation, width, height):
+@pytest.mark.parametrize("ending", ["jpg", "png", "tiff"])
+def test_orientation_of_the_camera_is_undone_once(tmp_path, ending, orientation, width, height):
+    """Pillow turns a TIFF itself when it reads the pixels."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    path = tmp_path / "turned.jpg"
-    quadrants(width, height).save(path, exif=exif, quality=95)
+    path = tmp_path / f"turned.{ending}"
+    options = {"quality": 95} if ending == "jpg" else {}
+    quadrants(width, height).save(path, exif=exif, **options)
     with Image.open(path) as image:
         ImageOps.exif_transpose(image).save(tmp_path / "upright.png")
-    difference = decode_image(path, 20).astype(int) - decode_image(tmp_path / "upright.png", 20)
-    assert np.abs(difference).max() <= 2
+    for read in (extract_image, lambda path: decode_image(path, 20)):
+        difference = read(path).astype(int) - read(tmp_path / "upright.png")
+        assert np.abs(difference).max() <= 2
+    assert extract_image(path).shape[:2] == (
+        (height, width) if orientation < 5 else (width, height)
+    )
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # as the module does, before pytest
 def test_photos_with_damaged_exif_are_decoded(tmp_path):
     quadrants(32, 32).save(tmp_path / "bad.jpg", exif=b"Exif\0\0MM\0*" + b"\xff" * 13)
     quadrants(32, 32).save(tmp_path / "none.jpg")
@@ -146,6 +168,73 @@ def test_sixteen_bits_are_scaled_for_training_and_features(tmp_path, name):
         assert pixels.reshape(4, 4, 3)[:, :, 0].tolist() == [[0, 15, 128, 255]] * 4
 
 
+@pytest.mark.parametrize(
+    ("depth", "transparent"),
+    [(1, 0), (1, 1), (2, 1), (2, 2), (4, 1), (4, 7), (4, 14), (8, 7), (16, 7), (16, 0x8042)],
+)
+def test_transparent_grey_of_any_depth_is_white(tmp_path, depth, transparent):
+    path = tmp_path / "grey.png"
+    most = 2**depth - 1
+    levels = [level for level in (0, 1, 2, 7, 14, 0x8042, most) if level <= most]
+    png = build_png(len(levels), len(levels), levels, depth=depth, transparent=[transparent])
+    path.write_bytes(png)
+    expected = [255 if level == transparent else level * 255 // most for level in levels]
+    for image in (extract_image(path), decode_image(path, len(levels))):
+        assert image[:, :, 0].tolist() == [expected] * len(levels)
+    opaque = decode(build_table([path]), Resize(len(levels))).pixels[: 3 * len(levels) : 3]
+    assert opaque.tolist() == [level * 255 // most for level in levels]
+
+
+@pytest.mark.parametrize("colour", [(0x12, 0x34, 0x56), (0x1234, 0x5678, 0x9ABC)])
+def test_a_transparent_colour_of_any_depth_is_white(tmp_path, colour):
+    path, depth = tmp_path / "colour.png", 16 if max(colour) > 255 else 8
+    path.write_bytes(
+        build_png(2, 2, [*colour, 1, 2, 3], depth=depth, colour_type=RGB, transparent=colour)
+    )
+    other = [n >> (depth - 8) for n in (1, 2, 3)]
+    for image in (extract_image(path), decode_image(path, 2)):
+        assert image.tolist() == [[[255] * 3, other]] * 2
+
+
+def test_a_file_is_hashed_and_decoded_from_one_reading(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(build_png(2, 1, [1, 2]))
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    for expected_hash in (None, content):
+        content_hash, image = decode_file(str(path), Resize(1), expected_hash)
+        assert content_hash == content
+        assert not isinstance(image, UndecodableError)
+        assert image[0, :, 0].tolist() == [1, 2]
+    check_error(DataError, str(path), decode_file, str(path), Resize(1), "0" * 64)
+    path.write_bytes(b"text")
+    content_hash, error = decode_file(str(path), Resize(1), None)
+    assert content_hash == hashlib.sha256(b"text").hexdigest()
+    assert str(error) == "it is not an image in a format of photos"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["exif", "palette", "bomb"])
+def test_no_warning_lacks_a_file_name(tmp_path, damage):
+    """Pillow warns without a name; what matters is in our own messages."""
+    folder = tmp_path / "data/2004/bus"
+    folder.mkdir(parents=True)
+    (folder.parent / "cab").mkdir()
+    for n in range(8):
+        path = folder.parent / ("bus", "cab")[n % 2] / f"{n}.png"
+        Image.new("RGB", (9, 9), (n + 99, n, n)).save(path)
+    if damage == "exif":
+        quadrants(32, 32).save(folder / "a.jpg", exif=b"Exif\0\0MM\0*" + b"\xff" * 13)
+    elif damage == "palette":
+        Image.new("P", (9, 9), 1).save(folder / "a.png", transparency=b"\0\7")
+    else:
+        (folder / "a.png").write_bytes(build_png(10_000, 10_000))
+    command = [sys.executable, "-m", "clear_mlflow", "data", "check", str(tmp_path / "data")]
+    command += ["--dataset", "folder"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "Warning" not in done.stdout + done.stderr
+    assert ("10000 x 10000 pixels" in done.stdout) == (damage == "bomb")
+
+
 @pytest.mark.parametrize("name", sorted(KINDS.keys() - {"sixteen bits.png"}))
 def test_eight_bits_are_trained_on_as_torchvision_loads_them(tmp_path, name):
     KINDS[name][0](tmp_path / name)
@@ -195,17 +284,6 @@ def test_images_decoded_ahead_are_limited_in_bytes(tmp_path, monkeypatch, height
     assert num_used == len(made) == 2000
 
 
-def _build_png(width: int, height: int) -> bytes:
-    def chunk(chunk_type: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(chunk_type + data)
-        return struct.pack(">I", len(data)) + chunk_type + data + struct.pack(">I", checksum)
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    data = zlib.compress(bytes(1000))
-    signature = b"\x89PNG\r\n\x1a\n"
-    return signature + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-
-
 def _save_image(image_format: str, image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, image_format)
@@ -220,8 +298,8 @@ BROKEN = {
     "text.jpg": b"<html>404 Not Found</html>\n",
     "truncated.jpg": JPEG[: len(JPEG) // 2],
     "header.jpg": JPEG[:20],
-    "truncated.png": _build_png(64, 64)[:60],
-    "too few pixels.png": _build_png(640, 640),
+    "truncated.png": build_png(64, 64)[:60],
+    "too few pixels.png": build_png(640, 640),
     # Pillow reads it, and we do not ask.
     "old.pcx": _save_image("PCX", Image.new("RGB", (8, 8), RED)),
     "more than 16 bits.tiff": _save_image("TIFF", Image.new("I", (8, 8), 1 << 16)),
@@ -242,7 +320,7 @@ def test_damaged_images_are_rejected_by_name(tmp_path, name):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_000, 100_000, 2**31 - 1])
 def test_decompression_bombs_are_not_inflated(tmp_path, side):
-    (tmp_path / "bomb.png").write_bytes(_build_png(side, side))
+    (tmp_path / "bomb.png").write_bytes(build_png(side, side))
     assert "pixels" in refusal(tmp_path / "bomb.png")
 
 
@@ -264,7 +342,7 @@ images = ImageTable((str(path),), zeros, zeros, zeros == 1, contents)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 if what == "check":
-    print(findings._decode_image(str(path), path.parent)[1])
+    print(findings._check_image(str(path), path.parent)[1])
 else:
     try:
         DecodedCache(path.parent / "cache").load(images, Resize(224))

@@ -72,7 +72,7 @@ def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root,
     assert left_out == 3
     left_warnings = checked.dataset.warnings[len(stream.dataset.warnings) :]
     for path, warning in zip(broken, left_warnings, strict=True):
-        assert warning.startswith(f"{path} is left out: ")
+        assert warning.startswith(f"{path} is not used: it cannot be decoded: ")
         assert len(warning.splitlines()) == 1
     assert checked.dataset.digest not in (stream.dataset.digest, "")
     for before, after in zip(stream.buckets, checked.buckets, strict=True):
