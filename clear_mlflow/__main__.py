@@ -11,7 +11,7 @@ from clear_mlflow.process.streams import OutputError, guard_streams
 def run() -> None:
     """Run the command line."""
     guard_streams()
-    atexit.register(_leave_modules_whole)
+    atexit.register(_freeze_modules)
     try:
         main(prog_name="clear-mlflow")
     except OutputError as error:
@@ -19,8 +19,9 @@ def run() -> None:
         sys.exit(2)
 
 
-def _leave_modules_whole() -> None:
-    """Else Python takes thousands apart at the end: a fifth of the README's first command."""
+def _freeze_modules() -> None:
+    """Freeze modules, so that exiting is faster, unless torch is loaded."""
+    # That is a fifth of the README's first command.
     if "torch" not in sys.modules:  # what comes with it complains of what is there at the very end
         gc.freeze()
 

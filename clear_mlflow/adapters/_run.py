@@ -253,7 +253,7 @@ def convert_metric(name: str, value: Any) -> float:
 
 
 def count_images(dataloader: Any) -> int | None:
-    """Return the number of images in a dataloader's dataset, if known."""
+    """Return the number of images in a dataloader's dataset, None if unknown."""
     try:
         return len(dataloader.dataset)
     except (AttributeError, TypeError):

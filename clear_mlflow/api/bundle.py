@@ -112,7 +112,7 @@ def list_bundles(path: Path) -> list[Path]:
 
 
 def is_bundle_path(path: Path) -> bool:
-    """Return True for a bundle, archive, offline folder, or run there.
+    """Return True for a bundle, an offline folder, or a name inside.
 
     It is not checked that an archive or offline folder contains the named run.
     """
@@ -232,7 +232,7 @@ class BundleSource(RunSource):
 def drop_copies(
     client: MlflowClient, runs: Iterable[Run | MissingRun]
 ) -> Iterator[Run | MissingRun]:
-    """Yield each run once: of copies, the most complete one.
+    """Yield each run's most complete copy, or raise ConfigError if rows differ.
 
     A run may be in the store and in bundles. The source is the run that a copy was made of. A
     MissingRun is yielded only if the run lacks a copy. Reads all runs first. Raises ConfigError if

@@ -422,7 +422,7 @@ def _convert_margin(margin: float, score: Score) -> float:
 
 
 def read_predicted_classes(client: MlflowClient, run: Run, record: Record) -> Predictions | None:
-    """Read a run's predicted classes, if stored, without probabilities.
+    """Read a run's predicted classes without probabilities, None if not stored.
 
     Raises RecordError if they are damaged, and TrackingError if the store cannot be reached.
     """

@@ -194,7 +194,7 @@ def identify(
     options = ReadOptions(scale=scale, future=future, orientation=orientation, rows=rows)
     matrices = [pair for source in sources for pair in _read_matrices(source, options, format)]
     if num_instances is not None:
-        matrices = [(name, _set_counts(read, num_instances)) for name, read in matrices]
+        matrices = [(name, _replace_counts(read, num_instances)) for name, read in matrices]
     cell_error = max(_find_cell_error(read) for _, read in matrices)
     single = [candidate for pair in matrices for candidate in _iter_candidates(*pair)]
     means = _average_candidates(single, len(matrices))
@@ -262,7 +262,7 @@ def _read_matrices(
     return [(run.label, run.matrix) for run in runs]
 
 
-def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
+def _replace_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
     """Return the matrix with other numbers of test images: "550,545", or "550"."""
     counts = num_instances.split(",")
     if not all(count.strip().isdecimal() for count in counts):

@@ -314,7 +314,7 @@ def parse_seed(text: str | None) -> int | None:
 
 
 def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str]) -> dict[str, str]:
-    """Return strategy, seed and so on: the user's, else the file's."""
+    """Return metadata such as the seed: the user's, else the file's."""
     metadata = {**run.metadata, **{key: text for key, text in overrides.items() if text != AUTO}}
     if parse_seed(metadata.get("seed")) is None:
         metadata.pop("seed", None)
@@ -363,7 +363,7 @@ def _read_tagged_matrix(run: Run) -> AccuracyMatrix | None:
 def _find_same_run(
     imported: Iterable[_StoredImport], run: ImportedRun, overrides: Mapping[str, str]
 ) -> _StoredImport | None:
-    """Return an import with the same matrix, strategy, seed and so on.
+    """Return an import with the same matrix and metadata, or None.
 
     What the user passes must be what is stored; what only the file contains may be missing there.
     """

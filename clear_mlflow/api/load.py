@@ -272,7 +272,7 @@ def choose_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
-    """Return the chosen runs, and True if any was named.
+    """Return the chosen runs, and True if ids or bundles were named.
 
     Runs of experiments come first, then named runs, then bundles. Bundles are read at once, other
     runs during the iteration; a run that the store lacks is a MissingRun. If bundles were passed,

@@ -236,7 +236,7 @@ def apply_run_options(
     resume: str | None = None,
     offline: bool = False,
 ) -> None:
-    """Set store, experiment and tags of runs opened from now on.
+    """Set store, experiment and tags of later runs, in os.environ.
 
     run_name is only checked. tag: KEY=TEXT each. resume: id of the run that is resumed, or None.
     Raises ConfigError if experiment, run_name or tag is passed although a run is continued (that in

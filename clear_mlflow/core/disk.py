@@ -110,7 +110,7 @@ def write_and_flush(file: Path, content: bytes) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, if possible."""
+    """Flush the names in a folder to disk, if the system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

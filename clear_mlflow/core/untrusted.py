@@ -183,7 +183,7 @@ def convert(document: object, target: Any, name: str = "") -> Any:
 
 
 def format_document_name(source: str) -> str:
-    """Return a file's name for messages, quoted if necessary."""
+    """Return a file's name, as a repr if unprintable, empty or long."""
     return source if source.isprintable() and 0 < len(source) <= 200 else safe_repr(source)
 
 

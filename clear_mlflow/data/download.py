@@ -155,7 +155,7 @@ def _list_missing(release: Release, root: Path) -> list[Archive]:
 
 
 def _is_finished(root: Path, archive: Archive) -> bool:
-    """Return True if an archive is unpacked. Raises DataError for others."""
+    """Return True if unpacked, False without a folder, or raise DataError."""
     folder = root / archive.folder
     if not os.path.lexists(folder):
         return False
@@ -234,7 +234,7 @@ class _Hub:
         )
 
     def fetch_size(self, archive: Archive) -> int | None:
-        """Return an archive's size in bytes, None if not stated."""
+        """Return an archive's size in bytes, None if unknown or unreachable."""
         from huggingface_hub import get_hf_file_metadata
 
         try:
@@ -295,7 +295,7 @@ class _Hub:
             time.sleep(wait)
 
     def _receive(self, archive: Archive, part: Path) -> None:
-        """Try to append the remaining bytes, or all if necessary."""
+        """Append the remaining bytes, or all if the server ignores ranges."""
         from huggingface_hub import get_session
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
@@ -336,7 +336,7 @@ def _get_file_size(part: Path) -> int:
 
 
 def _check_disk(hub: _Hub, missing: list[Archive]) -> None:
-    """Report a download's size and the free disk space, if known."""
+    """Report a download's size if known, or raise DataError without room."""
     to_fetch = unpacked = needed = 0
     for archive in missing:
         if (size := hub.fetch_size(archive)) is None:

@@ -136,16 +136,16 @@ def build_stream(
     stream = BucketStream(dataset, images, index.layout, index.standardise)
     stream = stream.with_images(_hash_images(index, images, hash_folder, on_image))
     if not index.may_repeat:
-        warnings += _check_disjoint(stream)
+        warnings += _describe_copies(stream)
     return stream.with_metadata(warnings=(*index.warnings, *warnings))
 
 
 def apply_split(
     index: ImageIndex, *, protocol: str, split: str
 ) -> tuple[ImageTable, str, tuple[str, ...]]:
-    """Return the images, the split in words, and warnings.
+    """Divide images by a split, and return them, its name and warnings.
 
-    The split is released, N, none or a validation split.
+    The name is released, N, none or a validation split's.
 
     Reads the lists of released test images or of stored splits if they are used. Raises DataError
     if a bucket has too few images to hold some out.
@@ -356,8 +356,8 @@ def _select_distinct(images: ImageTable, rows: Sequence[int], *columns: str) -> 
     return list(dict(zip(reversed(values), reversed(rows), strict=True)).values())[::-1]
 
 
-def _check_disjoint(stream: BucketStream) -> tuple[str, ...]:
-    """Return a warning for each type of difference between copies."""
+def _describe_copies(stream: BucketStream) -> tuple[str, ...]:
+    """Return warnings about copies, or raise DataError if sets share most images."""
     images, dataset = stream.images, stream.dataset
     noun = "row" if stream.has_vectors else "image"
 

@@ -41,7 +41,7 @@ class Time(NamedTuple):
 
 
 def parse_time(text: str) -> Time | None:
-    """Parse a year, half-year, quarter, month, day or moment, if any.
+    """Parse a year, half-year, quarter, month, day or moment, or return None.
 
     A moment, in the format of ISO 8601, is converted to UTC; without a zone, it is UTC.
 

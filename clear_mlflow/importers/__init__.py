@@ -81,7 +81,7 @@ def detect_format(file: ResultFile) -> Format | None:
 
 
 def _get_stated_format(options: ReadOptions) -> tuple[str, str]:
-    """Return the option that implies a format, and that format, or ""."""
+    """Return an option and the format it implies, "", or raise ConfigError."""
     if options.rows is not None and options.table:
         raise ConfigError(
             f"rows is {safe_repr(options.rows)}, but table states a table; leave one out",

@@ -345,7 +345,7 @@ def _prove_orientation(
 
 
 def _find_orientation_by_shape(cells: _Cells) -> str:
-    """Return "rows", "columns" or "" by a square's empty cells.
+    """Return "rows", "columns" or "" by empty cells, or raise RecordError.
 
     Empty means NaN or 0. The tests are columns if all cells below the diagonal are empty, and some
     above and none on it. Nothing is proven, "", if neither all cells below nor all above it are

@@ -84,10 +84,9 @@ def check_state(strategy: Strategy) -> None:
 def restore_snapshot(
     snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer
 ) -> None:
-    """Load a snapshot into a new model, strategy and trainer.
+    """Load a snapshot into a new model, strategy, trainer and global generators.
 
-    Freezes the weights that were frozen, and sets the random generators of the process. Raises
-    StateError if the snapshot does not fit.
+    Freezes the weights that were frozen. Raises StateError if the snapshot does not fit.
     """
     description = {
         name: _unpack(node, snapshot.tensors) if name != "trained" else node

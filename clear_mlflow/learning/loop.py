@@ -100,7 +100,7 @@ def train(
     trainer.limiter = limiter = build_limiter(config, meta_model, stream, costs)
 
     def measure_all(*, probabilities: bool = False) -> Evaluation | None:
-        """Test the model on all buckets, as costs of tests."""
+        """Test the model on all buckets, counting costs, or return None."""
         with costs.count_test() as count_batch:
             return measure(
                 model,
@@ -187,16 +187,16 @@ def measure(
     group: ProcessGroup = SINGLE_PROCESS,
     count_batch: CountBatch = lambda _: nullcontext(),
 ) -> Evaluation | None:
-    """Test a model on all buckets, or return None for non-finite logits.
+    """Set a model to evaluation mode, and test it on all buckets.
 
-    Sets the model to evaluation mode. Takes smaller batches if memory runs out. Each process tests
+    Returns None for non-finite logits. Takes smaller batches if memory runs out. Each process tests
     its share of the images, and all get the complete result.
 
     probabilities: also return the probabilities of all classes. count_batch: entered around each
     batch's forward pass, with the shape of its inputs.
     """
     true_labels, side = held_out.labels, held_out.side
-    start, stop = group.share(0, len(true_labels))
+    start, stop = group.split_range(0, len(true_labels))
     dtype = get_input_dtype(model, precision)
     step = (_FEATURE_TEST_BATCH if side is None else _TEST_BATCH)[device.type]
     predictions, likelihoods = [], []

@@ -67,7 +67,7 @@ def build_model(
 
 
 def prepare_custom_model(model: Any, name: str, inputs: Tensor, num_classes: int) -> nn.Module:
-    """Return a user's model if it computes logits, or raise ConfigError.
+    """Check a user's model, and set a hook and evaluation mode.
 
     name: for messages. inputs: two of them. Raises ConfigError if it is not a module with weights,
     or does not return one row of logits for each input.

@@ -54,12 +54,12 @@ class ProcessGroup:
     rank: int = 0
     size: int = 1
 
-    def share(self, start: int, stop: int) -> tuple[int, int]:
+    def split_range(self, start: int, stop: int) -> tuple[int, int]:
         """Return this process's part of a range, as start and stop.
 
         The sizes of the parts differ by at most one, and some may be empty.
 
-        >>> [ProcessGroup(rank, 3).share(10, 17) for rank in range(3)]
+        >>> [ProcessGroup(rank, 3).split_range(10, 17) for rank in range(3)]
         [(10, 12), (12, 14), (14, 17)]
         """
         count = stop - start
@@ -159,10 +159,9 @@ def _build_gpu_count_error(processes: int, present: int) -> ConfigError:
 def process_group(
     dist_env: DistributedEnv, device: str, *, precision: str = "off"
 ) -> Iterator[ProcessGroup]:
-    """Wait for all processes, connect them, and yield their group.
+    """Wait for all, set GPU and network variables, and yield the group.
 
-    Selects this process's GPU, and disconnects at the end. A single process gets SINGLE_PROCESS at
-    once.
+    Disconnects at the end. A single process gets SINGLE_PROCESS at once.
 
     precision: resolved precision, to compare with the other processes.
 

@@ -263,7 +263,7 @@ class TerminalProgress(TrainingProgress):
 
 
 def build_progress(stream: TextIO | None) -> TrainingProgress:
-    """Return a progress with bars if possible, else with lines.
+    """Return a progress with bars on a terminal, else with lines.
 
     Without a stream, return one that shows nothing.
     """

@@ -241,7 +241,7 @@ class TrainingStream(ABC):
 
     @abstractmethod
     def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Photos | Tensor:
-        """Return images or features by index, on the GPU if possible."""
+        """Return images or features by index, on the GPU if they fit."""
 
 
 def _build_class_masks(dataset: DatasetDescription) -> Tensor | None:
@@ -274,7 +274,7 @@ class DecodedStream(TrainingStream):
         self._cache = cache or DecodedCache(None)
 
     def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Photos:
-        """Decode complete buckets, and copy selected images to the GPU if possible."""
+        """Decode complete buckets, and copy selected images to the GPU if they fit."""
         decoded = {
             n: self._cache.load(self._sets[split][n], self.augmentation.resize)
             for n in np.unique(indices.bucket).tolist()
@@ -400,7 +400,7 @@ def iter_batches(
         inputs = images.index_select(0, chosen) if isinstance(images, Tensor) else cut(*share)
         return inputs, samples.labels.index_select(0, chosen), chosen
 
-    shares = [group.share(*batch) for batch in bounds]
+    shares = [group.split_range(*batch) for batch in bounds]
     is_remote = is_other_device(images.device, device)
     parts = _gather_ahead(gather, shares) if is_remote else map(gather, shares)
     for (start, stop), (inputs, labels, chosen) in zip(bounds, parts, strict=True):

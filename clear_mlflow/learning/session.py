@@ -23,7 +23,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.decode import DECODED_FOLDER, DecodedCache, drop_undecodable
 from clear_mlflow.data.download import fetch_clear
-from clear_mlflow.data.features import StoredFeatures, check_features, load_features
+from clear_mlflow.data.features import StoredFeatures, find_features, load_features
 from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.scenarios import TASK, apply_scenario
 from clear_mlflow.data.sources import CLEAR, is_custom_function
@@ -178,7 +178,7 @@ def load_data(config: TrainConfig, progress: TrainingProgress) -> BucketStream:
     check_files(config, len(stream.dataset.class_names))
     check_stream(config, stream)
     if config.features != NONE:
-        check_features(stream, config.features, cache_dir=default_cache_dir())
+        find_features(stream, config.features, cache_dir=default_cache_dir())  # or an error
     return stream
 
 
@@ -208,10 +208,7 @@ class StreamTraining:
         )
 
     def for_member(self, config: TrainConfig) -> StreamTraining:
-        """Print the member's seed if needed, and return its training.
-
-        Displays the member's seed if ``seeds`` is not none.
-        """
+        """Print the seed unless ``seeds`` is none, and return its training."""
         if self.config.seeds != NONE:
             self.progress.print_line(f"seed {config.seed}")
         return dataclasses.replace(self, config=config)

@@ -54,10 +54,10 @@ def resolve_num_processes(requested: int | None, config: TrainConfig) -> int:
 
 
 def launch(num_processes: int, arguments: Sequence[str]) -> int:
-    """Run ``torchrun -m clear_mlflow train ARGUMENTS`` and return its exit code.
+    """Run torchrun in this process, disable logging, and return its exit code.
 
-    After a signal it is 128 plus the signal's number. Prints one line if a signal ended a training
-    process. Disables logging in this process, and sets OMP_NUM_THREADS if it is not set.
+    It runs ``-m clear_mlflow train ARGUMENTS``. After a signal, the code is 128 plus its number.
+    Prints one line if a signal ended a training process. Sets OMP_NUM_THREADS if it is not set.
 
     num_processes: processes to start on this machine.
     """

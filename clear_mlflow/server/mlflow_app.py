@@ -51,7 +51,7 @@ def _load_app(name: str) -> Any:
     raise ServerError(f"no app has the name {name!r}; expected one of {valid_names or 'none'}")
 
 
-def _check_settings() -> None:
+def _prepare_wrapped_app() -> None:
     """Check the wrapped app, and create basic-auth's administrator."""
     wrapped_name = os.environ.get(WRAPPED_APP, "").strip()
     if wrapped_name:
@@ -64,4 +64,4 @@ def _check_settings() -> None:
 
 
 if not _MLFLOW_SGI_NAME.get():  # not in a worker
-    _check_settings()
+    _prepare_wrapped_app()

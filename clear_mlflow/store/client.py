@@ -70,10 +70,7 @@ _Result = TypeVar("_Result")
 
 
 def limit_retries() -> None:
-    """Make calls to a dead server fail within seconds, not minutes.
-
-    Keeps the environment variables that the user set.
-    """
+    """Set missing environment variables so that calls to dead servers end soon."""
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_MAX_RETRIES.name, "3")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR.name, "1")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_TIMEOUT.name, "30")
@@ -82,9 +79,9 @@ def limit_retries() -> None:
 
 
 def set_up_mlflow() -> None:
-    """Limit MLflow's retries, and silence its links, bars and messages.
+    """Limit MLflow's retries and messages, by os.environ and levels of loggers.
 
-    Sets environment variables of this process, unless the user set them, and levels of loggers.
+    Keeps the environment variables that the user set.
     """
     limit_retries()
     # MLflow's link to a run contains the server's credentials.
@@ -192,7 +189,7 @@ def switch_store(tracking_uri: str) -> None:
 
 
 def use_offline_store(*, creates: bool) -> None:
-    """Switch MLflow to the folder of CLEAR_MLFLOW_OFFLINE, if set.
+    """Switch MLflow and os.environ to the folder of CLEAR_MLFLOW_OFFLINE, if set.
 
     Makes the paths in the environment absolute, for child processes. If ``mlflow run`` opened a run
     of another store, warns that the run remains empty, and unsets MLFLOW_RUN_ID and
@@ -262,9 +259,9 @@ def open_store() -> MlflowClient:
 def connect_store(
     *, opens_run: bool = True, experiment: str | None = None, can_be_offline: bool = True
 ) -> MlflowClient:
-    """Connect to the store, and check that it can record a run.
+    """Switch MLflow to its store or offline folder, connect, and check it.
 
-    Uses the offline folder if one is set. Raises TrackingError if the store cannot be reached.
+    Shortens MLflow's waits for databases. Raises TrackingError if the store cannot be reached.
 
     opens_run: True creates a missing offline folder or sqlite database, and raises TrackingError if
     the run or experiment to record in is deleted or its artifact location cannot be used. False
@@ -453,7 +450,7 @@ def forget_active_run(run_id: str) -> None:
 
 
 def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:
-    """Remove a run's system metrics monitor from MLflow without stopping it.
+    """Take a run's system metrics monitor from MLflow unstopped, or None.
 
     MLflow then does not wait for the monitor when the run ends.
     """

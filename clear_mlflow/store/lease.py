@@ -373,6 +373,7 @@ def _select_lease_text(run: Run) -> str | None:
 
 
 def _parse_lease(text: str | None) -> _LeaseTag | None:
+    """Parse a lease, or return None if it is missing or damaged."""
     try:
         lease: _LeaseTag = convert(parse_json(text or "", MAX_TAG_BYTES), _LeaseTag)
     except RecordError:

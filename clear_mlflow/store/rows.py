@@ -104,6 +104,7 @@ def is_truncated_row(content: bytes) -> bool:
 
 
 def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:
+    """Create a row's file, or return the content of an existing one."""
     folder = ArtifactFolder(client, run, ROWS_FOLDER)
     if folder.local is not None:
         if create_durably(folder.local / name, content):

@@ -202,7 +202,7 @@ _LINE_OPTIONS = {
 
 
 def find_page_url(client: MlflowClient, target: str | None) -> str:
-    """Look up the best page, and store a leaderboard view if needed.
+    """Look up the best page's URL, storing an experiment's leaderboard view.
 
     That is a run's report, or the run itself if it has none, a comparison's page, a sweep's
     comparison, or an experiment's leaderboard, which this stores in a tag of the experiment.

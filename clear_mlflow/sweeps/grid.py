@@ -138,7 +138,7 @@ def read_content(grid: Path | Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML to dictionaries, lists and strings. Raises YAMLError and ConfigError."""
+    """Parse YAML to dictionaries, lists, strings or None. Raises YAMLError and ConfigError."""
     # Only nodes are parsed; no object is built from the file.
     node = yaml.compose(text, Loader=yaml.SafeLoader)
     return None if node is None else _parse_node(node, set())

@@ -145,7 +145,7 @@ class LocalEngine:
 
 
 def _list_visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs by the names that CUDA_VISIBLE_DEVICES uses."""
+    """Return GPUs by their names in CUDA_VISIBLE_DEVICES, () without nvidia-smi."""
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
         return tuple(name.strip() for name in visible_devices.split(",") if name.strip())

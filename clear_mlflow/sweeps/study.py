@@ -187,7 +187,7 @@ def choose_parameters(
 def format_choices(
     study: Study, comparison: Comparison, choices: Sequence[Choice], metric: str
 ) -> str:
-    """Return the YAML of ``chosen.yaml``: the runs that test the choices."""
+    """Return the YAML that tests the choices, ConfigError for different streams."""
     from clear_mlflow.sweeps.next_grids import (
         find_sweep_parameters,
         format_chosen,

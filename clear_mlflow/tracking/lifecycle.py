@@ -417,7 +417,7 @@ def _score_run(
 
 
 def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_status: bool) -> str:
-    """Write a run's end to disk, and return the command for it.
+    """Write a run's end to disk, and return advice to sync it.
 
     Returns "" if no disk can be written. If *sets_status*, MLflow forgets the run.
     """

@@ -202,7 +202,7 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
 
 
 def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> MlflowClient:
-    """Connect to MLFLOW_TRACKING_URI, or to the store in run.json.
+    """Switch MLflow to MLFLOW_TRACKING_URI or run.json's store, and connect.
 
     The latter only for a folder in a default location: another folder may come from anyone, and
     credentials would be sent to the store that it names.

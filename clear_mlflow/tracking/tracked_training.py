@@ -174,11 +174,10 @@ def resume_supervised(
 def train_sweep_run(
     requested: Mapping[str, str], run_id: str, experiment_id: str, tracking_uri: str
 ) -> tuple[int, str | None, bool]:
-    """Train into a sweep's run, returning exit code, error and SIGKILL.
+    """Set MLflow's environment variables, and train into a sweep's run.
 
-    Sets MLflow's store, run and experiment in the environment of this process. Returns the exit
-    code, the error in one line or None, and True if the child process was ended by SIGKILL, for
-    example because memory ran out.
+    Returns the exit code, the error in one line or None, and True if the child process was ended by
+    SIGKILL, for example because memory ran out.
 
     requested: the parameters of the run, as text; others have their defaults.
     """
@@ -321,7 +320,7 @@ def _train_members(
 def _find_interrupted_run(
     client: MlflowClient, signals: StoppingSignals, can_wait: bool
 ) -> str | None:
-    """Wait if necessary, and return MLFLOW_RUN_ID if it has rows.
+    """Wait for a live process, and return MLFLOW_RUN_ID with rows, or None.
 
     May wait three minutes for a process on another machine.
     """

@@ -29,9 +29,10 @@ EMBEDDED = tuple(
 
 
 def write_embedded(dataset: str, cache_dir: Path) -> Path:
-    """Return the folder of an embedded dataset, ``SPLIT/BUCKET/CLASS/*.bmp``. Writes it once.
+    """Write an embedded dataset to the cache once, and return its folder.
 
-    An existing folder is not checked. Raises DataError if it cannot be written.
+    It has ``SPLIT/BUCKET/CLASS/*.bmp``, and is not checked if it exists. Raises DataError if it
+    cannot be written.
     """
     module = _load_module(dataset)
     root = cache_dir / str(module.FOLDER)

@@ -41,8 +41,8 @@ class StoredFeatures:
     standardise: str = "none"  # of vectors: see ImageIndex
 
 
-def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """Return the extracted features of a name, None for other kinds.
+def find_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
+    """Find extracted features, None for built-in ones, or raise DataError.
 
     Shipped features are part of the dataset. Raises DataError if no features have this name, or
     those extracted lack an image; and ConfigError if the stream has vectors and the name is another
@@ -74,9 +74,9 @@ def load_features(
 ) -> StoredFeatures:
     """Load a stream's features: vectors, pixels, shipped or extracted.
 
-    Raises the errors of :func:`check_features`, and DataError if the widths differ.
+    Raises the errors of :func:`find_features`, and DataError if the widths differ.
     """
-    extracted = check_features(stream, name, cache_dir=cache_dir)
+    extracted = find_features(stream, name, cache_dir=cache_dir)
     in_time = stream.time_stream or stream  # with the buckets of the dataset's folders
     buckets = [in_time.dataset.buckets[bucket] for bucket in in_time.images.buckets.tolist()]
     bucket_by_file = dict(zip(in_time.images.files, buckets, strict=True))

@@ -181,7 +181,7 @@ class ExtractedFeatures:
 
 
 def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """Find features of this name for all images of a stream.
+    """Find a name's features for all images of a stream, or None.
 
     Raises DataError if features of this name exist, but not for all images.
     """

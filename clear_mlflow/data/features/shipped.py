@@ -89,7 +89,7 @@ def list_shipped_names(stream: BucketStream) -> tuple[str, ...]:
 
 
 def _find_base(path: Path) -> Path | None:
-    """Return the folder above ``labeled_images`` in a path, if any."""
+    """Return the folder above ``labeled_images`` in a path, or None."""
     folders = (folder.parent for folder in path.parents if folder.name == files.IMAGE_FOLDER)
     return next(folders, None)
 
@@ -159,7 +159,7 @@ def _load_released(
                     "the metadata names; unpack the dataset again"
                 )
             row_source = f"{path_text(file)}, {safe_repr(image_id)},"
-            rows[i] = _check_tensor(by_id[image_id], dims=1, source=row_source)
+            rows[i] = _convert_tensor(by_id[image_id], dims=1, source=row_source)
     return rows
 
 
@@ -179,7 +179,7 @@ def _load_older(
     content = _load_torch_file_below(file, root=root)
     is_pair = isinstance(content, (tuple, list)) and len(content) == 2
     tensor, labels = content if is_pair else (content, None)
-    features = _check_tensor(tensor, dims=2, source=f"{path_text(file)}, features,")
+    features = _convert_tensor(tensor, dims=2, source=f"{path_text(file)}, features,")
     if len(features) != len(listed) or _convert_labels(labels) != [label for _, label in listed]:
         raise DataError(
             f"{path_text(file)} has features of {len(features)} images, and {path_text(list_file)} "
@@ -199,8 +199,8 @@ def _load_older(
     return rows
 
 
-def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
-    """Return a finite tensor of *dims* dimensions as float32."""
+def _convert_tensor(value: Any, *, dims: int, source: str) -> Tensor:
+    """Convert a finite tensor of *dims* dimensions to float32, or raise DataError."""
     import torch
 
     if not (

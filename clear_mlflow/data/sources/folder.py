@@ -54,7 +54,7 @@ def read_index(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> I
 
 
 def _list_folders(base: Path, *, root: Path) -> list[Path]:
-    """Return the folders in *base*, without hidden ones. Other files are skipped."""
+    """List the visible folders in *base*, or raise DataError."""
     files.check_folder(base, root=root)
     paths = [base / name for name in files.list_names(base)]
     folders = [path for path in paths if files.is_folder(path)]

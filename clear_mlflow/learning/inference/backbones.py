@@ -68,14 +68,14 @@ class Backbone:
 
 
 def load_backbone(name: str, weights: str) -> Backbone:
-    """Build a frozen backbone on the CPU, and download missing weights.
+    """Seed global generators, build a frozen backbone, and download missing weights.
 
-    It lacks its head, and is in evaluation mode. name: of a torchvision model, or timm:NAME.
-    weights: ``DEFAULT`` for published ones, ``none`` for random ones, or path of a file, only for
-    torchvision.
+    It is on the CPU, without its head, in evaluation mode. name: of a torchvision model, or
+    timm:NAME. weights: ``DEFAULT`` for published ones, ``none`` for random ones, or path of a file,
+    only for torchvision.
 
-    Seeds the generators of the process. Raises ConfigError if the model does not exist, or if its
-    weights cannot be downloaded, and DataError if a file of weights does not fit.
+    Raises ConfigError if the model does not exist, or if its weights cannot be downloaded, and
+    DataError if a file of weights does not fit.
     """
     if name.startswith(_TIMM_PREFIX):
         return _load_timm(name.removeprefix(_TIMM_PREFIX), weights)

@@ -54,7 +54,7 @@ class RehearsalStrategy(Strategy):
 
     @property
     def rehearsal_batch_size(self) -> int | Literal["full"]:
-        """Number of images in a rehearsed batch, fewer if necessary."""
+        """Number of images in a rehearsed batch, by default ``batch_size``."""
         return self.config.batch_size
 
     def count_stored_images(self, bucket_index: int) -> int:

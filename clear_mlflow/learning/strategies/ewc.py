@@ -140,7 +140,7 @@ class Ewc(Strategy):
     # Each pass has other sizes, and cuDNN's search takes longer than a few passes.
     @cudnn_benchmark(False)
     def _compute_fisher(self, bucket_index: int) -> list[Tensor]:
-        """Average the Fisher diagonal over all processes' images."""
+        """Set evaluation mode, and average the Fisher diagonal over all processes' images."""
         samples = self.stream.train(bucket_index)
         draws = [
             build_generator(self.config.seed, RngPurpose.FISHER, bucket_index, n) for n in (0, 2)
