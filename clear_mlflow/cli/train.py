@@ -107,6 +107,8 @@ def train(
             wait up to 3 minutes for its lease to expire. leave: exit with code 75 at once.
         **parameters: parameters of the training as text.
     """
+    if resume is not None and not resume.strip():  # such as "$RUN", which was never set
+        raise ConfigError("resume is empty; expected the id of a run", parameter="resume")
     apply_run_options(experiment, run_name, tag, resume=resume, offline=offline)
     dist_env = read_dist_env()
     # With several processes, the other ranks would stop waiting before the lease expires.

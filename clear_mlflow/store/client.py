@@ -271,6 +271,13 @@ def connect_store(
     can_be_offline: False if the error for an unreachable server should not suggest recording
     offline.
     """
+    try:
+        return _connect_store(opens_run, experiment, can_be_offline)
+    except TrackingError as error:
+        raise error from None  # in a script, a hundred lines of MLflow's would precede its sentence
+
+
+def _connect_store(opens_run: bool, experiment: str | None, can_be_offline: bool) -> MlflowClient:
     use_offline_store(creates=opens_run)
     uri = name_sqlite_driver(mlflow.get_tracking_uri())
     if not uri.strip():
@@ -279,6 +286,11 @@ def connect_store(
         )
     switch_store(uri)
     if not opens_run and is_missing_store(uri):
+        if folder := get_offline_folder(uri):
+            raise TrackingError(
+                f"the offline folder {folder} does not exist; set {OFFLINE_VARIABLE} to the folder "
+                "of your runs, or unset it"
+            )
         raise TrackingError(
             f"the tracking store {mask_credentials(uri)} does not exist; set MLFLOW_TRACKING_URI "
             "to the store of your runs, or change to the folder of its file"
@@ -297,7 +309,7 @@ def connect_store(
         raise TrackingError(
             f"{error}; to record the run in a folder until the server is reached, pass "
             f"offline=True to train, sweep or track, or set {OFFLINE_VARIABLE}=1"
-        ) from error.__cause__
+        ) from None
     if not opens_run:
         return client
     active_run = mlflow.active_run()
@@ -313,12 +325,16 @@ def _check_run(client: MlflowClient, run_id: str) -> None:
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
+        uri = client.tracking_uri
+        advice = "unset MLFLOW_RUN_ID to open a new run"
+        if resolve_store_uri(uri) != uri:
+            advice += (
+                f", or set MLFLOW_TRACKING_URI to an absolute path: {uri} is another file in each "
+                f"folder, here in {Path.cwd()}"
+            )
         raise TrackingError(
-            f"run {run_id} (MLFLOW_RUN_ID) is not in the tracking store "
-            f"{mask_credentials(client.tracking_uri)} as seen from {Path.cwd()}: "
-            f"{mask_credentials(str(error), client.tracking_uri)}; a relative sqlite path names "
-            "another file in each folder, so set MLFLOW_TRACKING_URI to an absolute one "
-            "(sqlite:////absolute/path/mlflow.db)"
+            f"cannot read run {run_id} (MLFLOW_RUN_ID) in the tracking store "
+            f"{mask_credentials(uri)}: {mask_credentials(str(error), uri)}; {advice}"
         ) from error
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         raise TrackingError(f"run {run_id} is deleted; restore it, or unset MLFLOW_RUN_ID")

@@ -34,6 +34,7 @@ from clear_mlflow.core.text import printable, truncate, warn
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, parse_json
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.search import read_run
 
 EXPIRY_SECONDS = 180.0
 RENEW_SECONDS = 30.0
@@ -294,8 +295,7 @@ def wait_for_renewal_or_expiry(
     last three minutes; waits for an older one all the same. should_stop: raises TrackingError when
     this returns True.
     """
-    with mlflow_errors(f"read run {run_id}"):
-        run = client.get_run(run_id)
+    run = read_run(client, run_id)
     lease = _get_lease(run)
     if not _has_trainer(run) or (lease is not None and lease.is_local):
         return

@@ -180,6 +180,15 @@ def find_or_create_experiment(client: MlflowClient, name: str | None = None) -> 
         return retry_on_conflict(find_or_create)
 
 
+def read_run(client: MlflowClient, run_id: str) -> Run:
+    """Read a run, or raise TrackingError if it is missing or deleted."""
+    with mlflow_errors(f"read run {run_id[:80]}"):
+        run = _read_run(client, run_id)
+    if isinstance(run, MissingRun):
+        raise TrackingError(f"cannot read run {run_id[:80]}: {run.problem}")
+    return run
+
+
 def read_run_or_none(client: MlflowClient, run_id: str) -> Run | None:
     """Read a run, or return None if it is missing or deleted.
 

@@ -1,7 +1,11 @@
 """Settings of MLflow's client."""
 
+import os
+import traceback
+
 import mlflow
 import pytest
+from commands import run_command
 from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR,
     MLFLOW_HTTP_REQUEST_MAX_RETRIES,
@@ -71,3 +75,63 @@ def test_an_invalid_wait_at_the_end_opens_no_run(store, monkeypatch):
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "soon")
     check_error(TrackingError, "CLEAR_MLFLOW_EXIT_WAIT is 'soon'; expected seconds", track)
     assert store.search_runs(["0"]) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("MLFLOW_TRACKING_URI", "http://127.0.0.1:9", "to record the run in a folder until the"),
+        ("MLFLOW_TRACKING_URI", "nope://store", "cannot read experiments in the tracking store"),
+        ("MLFLOW_RUN_ID", "nope", "cannot read run nope (MLFLOW_RUN_ID) in the tracking store"),
+        ("MLFLOW_RUN_ID", "1" * 32, "not found; unset MLFLOW_RUN_ID to open a new run"),
+        ("MLFLOW_EXPERIMENT_ID", "77", "cannot read the experiment 77 in the tracking store"),
+    ],
+)
+def test_a_script_ends_with_our_sentence_and_no_traceback_of_mlflow(
+    store, monkeypatch, variable, value, message
+):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    if variable == "MLFLOW_TRACKING_URI":
+        mlflow.set_tracking_uri(value)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(TrackingError) as caught:
+        track()
+    printed = "".join(traceback.format_exception(caught.value))
+    assert message in printed
+    assert "site-packages" not in printed
+    assert "MlflowException" not in printed
+
+
+def test_a_relative_path_is_named_if_its_store_lacks_a_run(store, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{os.path.relpath(mlflow.get_tracking_uri()[10:])}")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "nope")
+    message = f"is another file in each folder, here in {tmp_path}"
+    check_error(TrackingError, message, track)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "message"),
+    [
+        ("nope", "cannot read run nope: no such run in the tracking store sqlite:"),
+        ("nope", "; pass the id of a run, or at least its first six digits"),
+        ("1" * 32, f"cannot read run {'1' * 32}: no such run in the tracking store"),
+        ("", "--resume is empty; expected the id of a run"),
+        (" ", "--resume is empty; expected the id of a run"),
+    ],
+)
+def test_a_run_that_is_not_there_is_not_resumed(store, run_id, message):
+    output = run_command("train", "--resume", run_id, code=2)
+    assert message in output
+    assert output.count("\n") == 1
+
+
+def test_a_missing_offline_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEAR_MLFLOW_OFFLINE", str(tmp_path / "gone"))
+    before = mlflow.get_tracking_uri()
+    try:
+        output = run_command("train", "--resume", "1" * 32, code=2)
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert f"the offline folder {tmp_path / 'gone'} does not exist; set CLEAR_MLFLOW_OFF" in output
