@@ -348,8 +348,9 @@ def store_outcome(
     """Store a run's final status and error, and unmark its process.
 
     If the training diverged, sets a tag for it. Deletes the tag of the process that trained the
-    run, and an outdated error of a run that is FINISHED now. A status of None leaves the status as
-    it is. needs_lease: raises LeaseLostError if this process does not have the run's lease.
+    run, artifacts that killed processes did not finish, and an outdated error of a run that is
+    FINISHED now. A status of None leaves the status as it is. needs_lease: raises LeaseLostError if
+    this process does not have the run's lease.
     """
     with mlflow_errors(f"close run {run_id}"):
         if needs_lease:
@@ -365,6 +366,8 @@ def store_outcome(
         elif outcome.status is not None:
             client.set_terminated(run_id, outcome.status)
         run = client.get_run(run_id)
+        if outcome.status is not None:
+            ArtifactFolder(client, run).remove_drafts()
         outdated = {names.PROCESS_TAG}
         if outcome.status == "FINISHED" and not outcome.error:
             outdated.add(names.ERROR_TAG)  # evaluate found the process gone, and it came back

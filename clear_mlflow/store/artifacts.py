@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,8 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import format_size, read_bytes
 from clear_mlflow.store.client import download_file, map_in_threads, mlflow_errors
+
+_DRAFTS = (".*.part", ".artifact.uploading.*")  # our temporary files, and MLflow's
 
 
 class ArtifactFolder:
@@ -105,6 +108,16 @@ class ArtifactFolder:
             file = Path(scratch, base_name)
             file.write_bytes(content)
             self.repository.log_artifact(str(file), folder or None)
+
+    def remove_drafts(self) -> None:
+        """Delete files below this folder that killed processes did not finish.
+
+        Errors are ignored, and files that are not on this machine remain.
+        """
+        if self.local is not None:
+            with suppress(OSError):
+                for draft in chain.from_iterable(map(self.local.rglob, _DRAFTS)):
+                    draft.unlink()
 
     def read_files(
         self, file_names: Collection[str], max_bytes: int, num_threads: int = 1

@@ -100,8 +100,7 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
             if row is not None and (before is None or row < before):
                 folder.repository.delete_artifacts(name)
         if before is None and folder.local is not None:
-            for draft in folder.local.glob(".after_*.part"):  # of processes that were killed
-                draft.unlink()
+            folder.remove_drafts()
             folder.local.rmdir()  # MLflow would show the empty folder
 
 

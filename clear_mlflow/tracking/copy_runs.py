@@ -234,17 +234,12 @@ class RunCopier:
             return self._client.create_run(experiment_id, info.start_time, tags, info.run_name)
 
     def _reopen_copy(self, target: Run) -> None:
-        """Take the lease of a copy, and set the copy to RUNNING.
-
-        Deletes temporary files on this machine that a killed process left (.artifact.uploading.*).
-        """
+        """Take the lease of a copy, set it to RUNNING, and delete its drafts."""
         run_id = target.info.run_id
         with mlflow_errors(f"open run {run_id} again"):
             log_tags(self._client, run_id, build_lease_tags())
             self._client.update_run(run_id, status="RUNNING")
-        if (folder := ArtifactFolder(self._client, target).local) is not None:
-            for draft in folder.rglob(".artifact.uploading.*"):
-                draft.unlink()
+        ArtifactFolder(self._client, target).remove_drafts()
 
     def _write_files(
         self,

@@ -133,13 +133,14 @@ def test_a_continued_run_updates_its_copy(store, target, monkeypatch):
     assert describe_run(store, run_id)["info"] != before["info"]
 
 
-def test_a_copy_that_an_ended_process_made_is_continued(store, target, experiment_id):
+@pytest.mark.parametrize("name", [".artifact.uploading.0", ".row_003.json.0a1b.part"])
+def test_a_copy_that_an_ended_process_made_is_continued(store, target, experiment_id, name):
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     (first,) = copy_all(store.tracking_uri, target)
     copies = MlflowClient(target)
     ended = {**json.loads(format_lease()), "token": "of another process"}
     copies.set_tag(first.run_id, names.HOLDER_TAG, json.dumps(ended))
-    draft = rows_folder(copies.get_run(first.run_id)) / ".artifact.uploading.0"
+    draft = rows_folder(copies.get_run(first.run_id)) / name
     draft.write_text("{")
     (rows_folder(run) / "row_003.json").write_text(row_texts()["row_003.json"])
     store.log_text(run.info.run_id, "mine", "notes/a.txt")

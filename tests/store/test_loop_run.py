@@ -17,7 +17,7 @@ from commands import invoke
 from courses import reasons, values
 from forked import run_python
 from one_line_errors import check_error
-from stored_runs import artifact_folder, histories, only_run
+from stored_runs import artifact_folder, histories, only_run, rows_folder
 from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
@@ -602,11 +602,14 @@ def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, 
     run_id = store.create_run(experiment_id).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     assert run_script(tmp_path, KILLED_AFTER_A_ROW, "kill").returncode == -9
+    draft = rows_folder(store.get_run(run_id)) / ".row_002.json.0a1b.part"
+    draft.write_text("{")
     done = run_script(tmp_path, KILLED_AFTER_A_ROW)
     assert done.returncode == 0, done.stderr
     run = store.get_run(run_id)
     assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
     assert names.ERROR_TAG not in run.data.tags
+    assert not draft.exists()
     points = histories(store, run_id)["test_accuracy/bucket_03"]
     assert [step for step, _, _ in points] == [0, 1, 2, 3]
 

@@ -241,6 +241,9 @@ def test_a_run_that_has_ended_is_not_ended_again(store, trained_runs, tmp_path):
 def test_a_complete_run_that_was_killed_is_ended(store, trained_runs, tmp_path):
     run_id = trained_runs["ncm", 0].info.run_id
     store.set_terminated(run_id, "KILLED")
+    draft = artifact_folder(trained_runs["ncm", 0]) / ".config.json.0a1b.part"
+    draft.write_text("{")
     result = end_complete_run(store, read_resume_point(store, run_id, tmp_path))
     assert (result.exit_code, store.get_run(run_id).info.status) == (0, "FINISHED")
+    assert not draft.exists()
     assert str(result.note).endswith("there is nothing to resume")

@@ -375,7 +375,10 @@ class Trial:
                 outcome.did["lost the run: one line, exit code 2"] += 1
             elif code in (1, 2) and "is open there until 'clear-mlflow sync" in text:
                 outcome.did["cut off at its end: left for sync"] += 1
-            elif code == 2 and "cannot write to" in text and "is lost" in text:
+            elif code == 2 and (
+                "no disk can keep what is measured" in text  # before anything was measured
+                or ("cannot write to" in text and "is lost" in text)
+            ):
                 outcome.did["its disk was full: one error"] += 1
             elif code in (0, -signal.SIGKILL):
                 outcome.did[f"ended with {code}"] += 1
