@@ -162,7 +162,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
             self._pending_row = {}
 
     def _read_earlier(self, strategy: Any) -> list[int]:
-        """Read once from the store which experiences were trained before this process."""
+        """Upload what earlier processes left, once, and read the trained experiences."""
         if self._earlier is None:
             run_id, rows = read_rows_to_join(self._shared_run_id)
             self._stored_row = max(rows, default=0)

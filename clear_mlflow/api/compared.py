@@ -371,7 +371,7 @@ def compare_stored_runs(
 
 
 def add_published(compared: ComparedRuns) -> ComparedRuns:
-    """Return the comparison with published results for its streams, or a warning without any."""
+    """Add published results for the streams to a copy, or a warning."""
     comparison = compared.comparison
     selected = select_published(comparison.conditions, comparison.metrics)
     warnings = comparison.warnings

@@ -147,7 +147,7 @@ class Run(DisplayedRun):
 
     @property
     def prequential(self) -> PrequentialRecord | None:
-        """The batches in the order of training, with those predicted right before it.
+        """Batches in the order of training, with those predicted right before.
 
         It is None if the run was trained without ``prequential``, or if the file is damaged.
         """

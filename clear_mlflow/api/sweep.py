@@ -210,7 +210,7 @@ def run_sweep(
 def _read_sweep(
     grid: Mapping[str, Any] | str | Path | None, engine: str
 ) -> tuple[Study | None, Grid]:
-    """Return a checked grid, of a study its tuning runs. The study is None for other files."""
+    """Return the study or None, and its checked tuning runs or grid."""
     study = None
     if grid is not None:
         study = read_study(grid if isinstance(grid, Mapping) else Path(grid))
@@ -228,7 +228,7 @@ def _plan_checked(
     combinations: Iterable[Mapping[str, str]],
     engine: str,
 ) -> Grid:
-    """Return the checked runs of combinations on a stream, which may repeat each other."""
+    """Return checked runs of combinations on a stream, which may repeat."""
     grid = study.build_grid(stream, combinations)
     check_and_hash_runs(grid, engine)
     return grid

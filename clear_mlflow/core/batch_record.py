@@ -41,7 +41,7 @@ _ARRAYS = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PrequentialRecord:
-    """The B batches of a stream, and how well a model predicted them.
+    """B batches of a stream, and how well a model predicted them.
 
     Args:
         distances: for D columns of ``correct``, how many batches after the next one to train on a

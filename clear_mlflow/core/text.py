@@ -62,7 +62,7 @@ def printable(text: str) -> str:
 
 
 def show_blank(text: str) -> str:
-    r"""Return a text, or its escaped repr if all of it is invisible.
+    r"""Return a text, or its escaped repr if it is all invisible.
 
     >>> show_blank("naive"), show_blank(" "), show_blank("\N{HANGUL FILLER}")
     ('naive', "' '", "'\\u3164'")

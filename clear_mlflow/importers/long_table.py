@@ -85,7 +85,7 @@ class LongTable(Format):
 def _iter_values(
     file: ResultFile, roles: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str, str, float]]:
-    """Yield location, run, step, bucket and value of each cell that is a value of a bucket."""
+    """Yield location, run, step, bucket and value of each bucket's cell."""
     names, columns = _parse_column_names(file), [*roles.values()]
     check_columns(columns, names)
     if is_long := "metric" in roles:
@@ -134,7 +134,7 @@ def _iter_values(
 def _build_run(
     cells: Mapping[tuple[str, str], float], options: ReadOptions, label: str
 ) -> ParsedRun:
-    """Build a run from values by step and bucket. Steps that are numbers are sorted."""
+    """Build a run by step and bucket, sorting steps that are numbers."""
     steps, keys = ([*dict.fromkeys(names)] for names in zip(*cells, strict=True))
     if len(steps) > MAX_BUCKETS + 1 or len(keys) > MAX_BUCKETS:
         raise RecordError(
@@ -183,7 +183,7 @@ def _parse_column_names(file: ResultFile) -> list[str]:
 
 
 def _iter_records(file: ResultFile, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line, or each row of Parquet from 1, as texts."""
+    """Yield number and texts of each line, or Parquet row from 1."""
     if _is_parquet(file):
         yield from _iter_parquet(file, columns)
         return
@@ -195,7 +195,7 @@ def _iter_records(file: ResultFile, columns: Sequence[str]) -> Iterator[tuple[in
 
 
 def _iter_csv(file: ResultFile) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line, the names first. Raises RecordError if it is not CSV."""
+    """Yield number and cells of each line, names first, or raise RecordError."""
     text = untrusted.decode_text(file.content)
     header = text.partition("\n")[0]
     reader = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=header.count), strict=True)
@@ -221,7 +221,7 @@ def _open_parquet(file: ResultFile, columns: Sequence[str] = ()) -> Any:
 
 
 def _iter_parquet(file: ResultFile, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each row. Raises RecordError if the file is damaged or too large.
+    """Yield number and cells of each row, or raise RecordError.
 
     Each distinct text is unpacked once: a long one in a million rows stays one text.
     """
@@ -236,13 +236,13 @@ def _iter_parquet(file: ResultFile, columns: Sequence[str]) -> Iterator[tuple[in
                 if num_bytes > untrusted.MAX_TABLE_BYTES or len(table) > untrusted.MAX_LINES:
                     raise RecordError("is too large when it is unpacked")
                 table.validate(full=True)
-                for cells in zip(*(_to_texts(table[name]) for name in columns), strict=True):
+                for cells in zip(*(_iter_texts(table[name]) for name in columns), strict=True):
                     yield next(numbers), [*cells]
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
         raise RecordError(f"is not readable as Parquet: {safe_repr(str(error), 200)}") from error
 
 
-def _to_texts(column: Any) -> Iterator[str]:
+def _iter_texts(column: Any) -> Iterator[str]:
     """Yield the cells of an Arrow column as strings, "" for null."""
     import pyarrow as pa
 

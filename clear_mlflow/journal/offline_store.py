@@ -120,7 +120,7 @@ def read_offline_run(folder: Path) -> Run:
 
 
 class _Experiments(AbstractStore):
-    """The experiments of an offline folder: Default, and a file for each other."""
+    """The experiments of an offline folder: Default, and others in files."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -288,7 +288,7 @@ class RunFolder:
     def list_entries(self) -> list[Entry]:
         """List the files to upload: rows, other artifacts, tags and metrics."""
         artifacts = sorted(
-            list_artifacts(self.folder),
+            iter_artifacts(self.folder),
             key=lambda entry: (not entry.name.startswith(f"{ROWS_FOLDER}/"), entry.name),
         )
         entries = list_json_entries(self.folder)
@@ -347,7 +347,7 @@ def find_next_number(folder: Path) -> int:
     return 1 + max((int(entry.file.name[:8]) for entry in list_json_entries(folder)), default=0)
 
 
-def list_artifacts(folder: Path) -> Iterator[Entry]:
+def iter_artifacts(folder: Path) -> Iterator[Entry]:
     """Yield the artifacts in a run folder that :func:`walk_files` yields."""
     root = folder / ARTIFACTS
     if not root.is_symlink():
@@ -414,10 +414,7 @@ def list_run_folders(parent: Path) -> list[Path]:
 
 
 def limit_value(value: float) -> float:
-    """Replace infinity by the largest float, as MLflow's databases do.
-
-    Infinity, which JSON lacks, is the largest float. NaN is kept.
-    """
+    """Replace infinity by the largest float, as MLflow's databases do. Keeps NaN."""
     largest = sys.float_info.max
     return min(max(value, -largest), largest)  # in this order, since NaN is in no order
 

@@ -274,7 +274,7 @@ class DecodedStream(TrainingStream):
         self._cache = cache or DecodedCache(None)
 
     def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Photos:
-        """Decode complete buckets, and copy selected images to the GPU if they fit."""
+        """Decode complete buckets, and copy selected images to a GPU with room."""
         decoded = {
             n: self._cache.load(self._sets[split][n], self.augmentation.resize)
             for n in np.unique(indices.bucket).tolist()

@@ -160,7 +160,7 @@ def download_missing(config: TrainConfig, progress: TrainingProgress) -> None:
 
 
 def load_data(config: TrainConfig, progress: TrainingProgress) -> BucketStream:
-    """Read a dataset as a stream of undecoded images, and check it.
+    """Read a dataset, or download a missing one, and check its stream.
 
     Raises ConfigError or DataError unless parameters, weights and features fit the dataset.
     """

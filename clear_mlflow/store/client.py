@@ -223,7 +223,7 @@ def use_offline_store(*, creates: bool) -> None:
 
 
 def is_missing_store(tracking_uri: str) -> bool:
-    """Return True if an sqlite database is missing or empty, or a folder is missing."""
+    """Return True for a missing folder, or a missing or empty database."""
     if folder := get_offline_folder(tracking_uri):
         return not is_offline_folder(folder)
     database = get_sqlite_path(tracking_uri)

@@ -252,7 +252,7 @@ def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> 
 
 
 def _suggest_ids(client: MlflowClient, name: str) -> str:
-    """Return advice to pass the id of a run with this name, or "" if no run has it."""
+    """Return advice to pass ids of runs with this name, or ""."""
     if "'" in name or "\\" in name:
         return ""
     condition = f"attributes.run_name = '{name}'"

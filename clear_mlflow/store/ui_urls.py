@@ -72,7 +72,7 @@ def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True
 
 
 def _is_default_store(uri: str) -> bool:
-    """Return True if MLflow uses the store at *uri* in a new process of this environment."""
+    """Return True if new processes of this environment use the store *uri*."""
     default_uri = MLFLOW_TRACKING_URI.get() or DEFAULT_TRACKING_URI
     if database := get_sqlite_path(uri):
         default_database = get_sqlite_path(default_uri)
@@ -99,7 +99,7 @@ def make_run_url_builder(tracking_uri: str) -> Callable[[str], str] | None:
 
 
 def _format_view_query() -> str:
-    """Return a URL query that selects MLflow's machine learning view, and its workspace if set."""
+    """Return a URL query that selects MLflow's machine learning view and workspace."""
     # By default, MLflow's UI opens an experiment in the view for language model traces.
     query = "workflowType=machine_learning"
     workspace = os.environ.get("MLFLOW_WORKSPACE", "").strip()  # mlflow.set_workspace sets it, too

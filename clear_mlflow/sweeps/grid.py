@@ -231,7 +231,7 @@ def _parse_node(node: Any, node_ids: set[int]) -> Any:
 
 
 def format_yaml(content: Any) -> str:
-    """Return a dictionary as the YAML text of a file. Booleans become on and off."""
+    """Return a dictionary as YAML, with booleans as on and off."""
 
     def to_plain(value: Any) -> Any:
         if isinstance(value, Mapping):

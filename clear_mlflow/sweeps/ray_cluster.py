@@ -113,7 +113,7 @@ class RayEngine:
             self._ray._private.worker._worker_logs_enabled = True
 
     def list_nodes(self) -> list[Mapping[str, Any]]:
-        """Ask the cluster for its live machines, or raise TrainingError."""
+        """Wait for the cluster, and list its live machines, or raise TrainingError."""
         self._wait_for_cluster()
         return [node for node in self._ray.nodes() if node.get("Alive")]
 

@@ -210,7 +210,7 @@ class SweepStore:
     def _find_resumable_attempt(
         self, run: SweepRun, attempts: Sequence[Run]
     ) -> tuple[Run | None, str | None]:
-        """Return the newest attempt that can resume, or None, and a note."""
+        """Find the newest resumable attempt, or None, and a note. May wait."""
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
             run_id = attempt.info.run_id

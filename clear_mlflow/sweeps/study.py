@@ -44,7 +44,7 @@ _SECTIONS = ("tune", "test", "fixed", "search", "select_on", "methods")
 
 @dataclass(frozen=True)
 class Method:
-    """A method of a study, and the combinations of parameters that are tried for it.
+    """A method of a study, and its combinations of parameters to try.
 
     Attributes:
         name: its strategy, and what tells it apart from others with the same one.
@@ -59,7 +59,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's file. tune, test: parameters of the streams as lists, with ``seed``."""
+    """A study's file. tune, test: lists of stream parameters, with ``seed``."""
 
     text: str
     tune: Mapping[str, Sequence[str]]
@@ -75,7 +75,7 @@ class Study:
 
     @property
     def is_same_stream(self) -> bool:
-        """True if test images come from the stream that the parameters are chosen on."""
+        """True if test images come from the stream that tunes parameters."""
         tune = {**self.tune, "split": [get_divided_split(self.tune["split"][0])]}
         return {**tune, "seed": []} == {"split": [AUTO], **self.test, "seed": []}
 
@@ -96,7 +96,7 @@ class Study:
 
 
 def read_study(grid: Path | Mapping[str, Any]) -> Study | None:
-    """Read and check a study, or return None for a file without sections of a study.
+    """Read and check a study, or return None for other files.
 
     grid: YAML file, or a dictionary with the same content. Raises ConfigError if the file cannot be
     read, or a section, method or run is invalid.
@@ -134,7 +134,7 @@ def read_study(grid: Path | Mapping[str, Any]) -> Study | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen parameters of a method, with their runs and their mean on the tuning stream."""
+    """A method's chosen parameters, runs, and mean on the tuning stream."""
 
     method: Method
     parameters: Mapping[str, str]
@@ -142,7 +142,7 @@ class Choice:
     mean: float
 
     def list_tested(self, *, with_regret: bool) -> list[Mapping[str, str]]:
-        """Return the combinations to test: the chosen, the defaults, and all if requested."""
+        """Return the combinations to test: chosen, defaults, and all if requested."""
         draws = self.method.draws if with_regret else ()
         return [self.parameters, self.method.defaults, *draws]
 
@@ -233,7 +233,7 @@ def get_metric_values(
 def compute_mean(
     runs: Sequence[SweepRun], values_by_hash: Mapping[str, Mapping[str, float]], metric: str
 ) -> float | None:
-    """Return the mean of a metric over runs, or None if one lacks it."""
+    """Return a metric's mean over runs, or None if one lacks it."""
     values = [values_by_hash.get(run.config_hash, {}).get(metric) for run in runs]
     return None if None in values else fmean(value for value in values if value is not None)
 
@@ -276,7 +276,7 @@ class StudyReport:
         return DataFrame(list(self.methods))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all for JSON."""
+        """Return the report's fields as JSON types."""
         return {
             "metric": self.metric,
             "tuned_on": self.tuned_on,

@@ -342,7 +342,7 @@ def parse_keys(buckets: object) -> tuple[str, ...]:
 
 
 def parse_num_instances(keys: tuple[str, ...], counts: object) -> tuple[int, ...] | None:
-    """Convert test images per bucket, or one number, to a tuple. None stays."""
+    """Convert counts per bucket, or one number, to a tuple. None stays."""
     counts = _to_python(_key_series(counts))
     if counts is not None and not isinstance(counts, (Sequence, Mapping)):
         counts = [counts] * len(keys)

@@ -192,7 +192,7 @@ def train_sweep_run(
 
 
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
-    """Score a complete run and end it, with any error in the result.
+    """Score a complete run and end it. Errors are in the result.
 
     A finished run is only scored. The result has a note that there is nothing to resume.
     """

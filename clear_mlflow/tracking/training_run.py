@@ -180,7 +180,7 @@ class TrainingRun:
             self.recorder.write_test(test)
 
     def _log_state(self, measured: Measurement) -> None:
-        """Enqueue the upload of a training state, unless the store fails.
+        """Enqueue a training state, or warn and tag why there is none.
 
         Drops it while the store cannot be reached: states of a large model would fill the disk.
         """

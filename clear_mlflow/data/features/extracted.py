@@ -110,7 +110,7 @@ def check_same_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
     Raises DataError if their metadata are damaged.
     """
     for folder in _list_folders(cache_dir, extraction.name):
-        for _, metadata in _read_folder(folder):
+        for _, metadata in _iter_arrays(folder):
             for field in _SETTINGS:
                 if metadata[field] != getattr(extraction, field):
                     raise ConfigError(
@@ -120,7 +120,7 @@ def check_same_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
                     )
 
 
-def _read_folder(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def _iter_arrays(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the path and the metadata of each array in a folder."""
     for path in sorted(folder.glob("*.json")):
         try:
@@ -145,7 +145,7 @@ class ExtractedFeatures:
         self._folder = folder
         self._contents = {
             path: metadata["contents"]
-            for path, metadata in _read_folder(folder)
+            for path, metadata in _iter_arrays(folder)
             if metadata["decoder"] == get_decoder_version()  # other versions decode other pixels
         }
         self._rows = {

@@ -174,7 +174,7 @@ def parse_label_delay(text: str) -> str:
 
 
 def parse_prequential(text: str) -> str:
-    """Parse distinct distances in batches, separated by commas, or ``off``. Returns them sorted.
+    """Parse and sort distinct distances in batches, separated by commas, or ``off``.
 
     >>> parse_prequential("10, 0"), parse_prequential("off")
     ('0,10', 'off')

@@ -269,7 +269,7 @@ class Trainer:
             ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return steps, costs, counts, the limiter's state, and the optimiser's if it is kept."""
+        """Return steps, costs, counts, and states of limiter and kept optimiser."""
         optimizer = self._optimizer if self._config.optimizer_state == "keep" else None
         state: dict[str, Any] = {
             "steps": self.curve.steps,
