@@ -122,7 +122,7 @@ class ArtifactFolder:
     def read_files(
         self, file_names: Collection[str], max_bytes: int, num_threads: int = 1
     ) -> dict[str, bytes]:
-        """Read files, downloaded if necessary, and return contents by name.
+        """Read files, downloading remote ones, and return contents by name.
 
         Raises RecordError if a file exceeds *max_bytes*, and TrackingError if one is missing.
         num_threads: number of files that are read at the same time.

@@ -117,7 +117,7 @@ def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
 def read_newest_state(
     client: MlflowClient, run: Run, scratch: Path
 ) -> tuple[StoredState | None, list[str]]:
-    """Read the newest intact training state, with messages on damaged ones.
+    """Read the newest intact training state, or None, and describe damaged ones.
 
     The state is downloaded to *scratch* unless it is on this machine.
     """

@@ -158,7 +158,7 @@ class RunCopier:
             return ActionResult(None, name, IN_USE, message, source.run_id)
         rows, files = source.read_rows(), source.list_files()
         state = _hash_source(run, rows, files)
-        experiment_id = self._get_experiment_id(source)
+        experiment_id = self._find_or_create_experiment(source)
         copies = self._find_copies(experiment_id, source.run_id)
         target = copies[0] if copies else self._find_original(source.run_id)
         stored_rows: dict[str, bytes] = {}
@@ -234,7 +234,7 @@ class RunCopier:
             return self._client.create_run(experiment_id, info.start_time, tags, info.run_name)
 
     def _reopen_copy(self, target: Run) -> None:
-        """Take the lease of a copy, set it to RUNNING, and delete its drafts."""
+        """Take a copy's lease, set it to RUNNING, and delete its drafts."""
         run_id = target.info.run_id
         with mlflow_errors(f"open run {run_id} again"):
             log_tags(self._client, run_id, build_lease_tags())
@@ -329,7 +329,7 @@ class RunCopier:
             if tag in current.data.tags:
                 client.delete_tag(run_id, tag)
 
-    def _get_experiment_id(self, source: RunSource) -> str:
+    def _find_or_create_experiment(self, source: RunSource) -> str:
         key = source.client, source.run.info.experiment_id
         if key not in self._experiment_ids:
             name = self._experiment or source.experiment
@@ -363,7 +363,7 @@ class RunCopier:
         sources: dict[tuple[str, str], RunSource] = {}
         for source in (*written, *waiting):
             with suppress(ClearError):  # it is raised again in its turn
-                sources[self._get_experiment_id(source), source.run_id] = source
+                sources[self._find_or_create_experiment(source), source.run_id] = source
         parent_ids = {self._get_parent_id(source.run) for source in written}
         for key in [key for key in self._copies if key in sources or key[1] in parent_ids]:
             del self._copies[key]
@@ -395,7 +395,7 @@ class RunCopier:
         return None if parent_id is None else self._original_ids.get(parent_id, parent_id)
 
     def _find_parent(self, experiment_id: str, source_id: str | None) -> str | None:
-        """Search the copy or original of a source, and return its id."""
+        """Search a source's copy or original, and return its id or None."""
         if source_id is None:
             return None
         copies = self._find_copies(experiment_id, source_id)
@@ -425,7 +425,7 @@ class RunCopier:
         duplicate, and the process that made the copy may have been killed before it noticed.
         """
         client = self._client
-        experiment_id = self._get_experiment_id(source)
+        experiment_id = self._find_or_create_experiment(source)
         if result.action in (IN_USE, FAILED):
             return result
         copies = self._find_copies(experiment_id, source.run_id)
