@@ -194,6 +194,10 @@ def _lock(root: Path, on_progress: OnProgress) -> Iterator[Path]:
         yield work
 
 
+class _WrongReplyError(Exception):
+    """A server's reply does not contain the file."""
+
+
 @dataclass(frozen=True)
 class _Hub:
     """Fetches a release's archives. Unfinished files are in *work*."""
@@ -315,7 +319,12 @@ class _Hub:
                 follow_redirects=True,
             ) as response:
                 hf_raise_for_status(response)
-                if response.status_code != 206:  # some servers always send the complete file
+                media_type = response.headers.get("Content-Type", "").lower()
+                if media_type.startswith("text/html"):  # a login page: keep what has arrived
+                    raise _WrongReplyError("the server sends a web page instead of the file")
+                if response.status_code not in (200, 206):
+                    raise _WrongReplyError(f"the server responds {response.status_code}")
+                if response.status_code == 200:  # some servers always send the complete file
                     file.truncate(done := 0)
                 length = response.headers.get("Content-Length")
                 total = None if length is None else done + int(length)
@@ -328,7 +337,7 @@ class _Hub:
 def _network_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError
 
-    return (OSError, *HfHubHTTPError.__bases__)
+    return (OSError, _WrongReplyError, *HfHubHTTPError.__bases__)
 
 
 def _get_file_size(part: Path) -> int:

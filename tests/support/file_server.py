@@ -1,7 +1,11 @@
 """A small, unreliable hub on 127.0.0.1: the resolve endpoint of one repository."""
 
+import gzip
 import hashlib
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +23,10 @@ class Hub:
     repository: str = f"datasets/{REPOSITORY}"
     # One mood for each answer that carries a file; the last one stays. Moods: good, truncate (half
     # of the requested part, then the end), corrupt, stall (half, then silence), ignore
-    # (a range), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
+    # (a range), html (a web page in its place), loop (a redirection to itself), reset (half, then
+    # a broken connection), gzip (compressed, though not asked for), short and long (a wrong length
+    # of the body), drip (in pieces), moved (another part than the range), changed (other content
+    # from now on), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
     moods: list[str] = field(default_factory=lambda: ["good"])
     # What it states that a file holds, where that is not so.
     sizes: dict[str, int] = field(default_factory=dict)
@@ -83,6 +90,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if mood in ("html", "loop"):
+            page = b"<html>Log in to this network</html>"
+            self.send_response(302 if mood == "loop" else 200)
+            if mood == "loop":
+                self.send_header("Location", self.path)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+            return
+        if mood == "changed":
+            content = content[::-1]
+            hub.files[path.removeprefix(prefix)] = content
         start = 0
         if requested_range and mood != "ignore":
             start = int(requested_range.removeprefix("bytes=").removesuffix("-"))
@@ -92,6 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         self.send_response(206 if start else 200)
+        if start and mood == "moved":
+            start += 1
+        if mood == "gzip":
+            content, start = gzip.compress(content[start:]), 0
+            self.send_header("Content-Encoding", "gzip")
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         etag = f'"{hashlib.sha256(content).hexdigest()}"'
@@ -102,6 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = len(content) - start
         if not with_body:
             size = hub.sizes.get(path.removeprefix(prefix), size)
+        size += {"short": -5, "long": 5}.get(mood, 0)
         self.send_header("Content-Length", str(size))
         self.end_headers()
         if with_body:
@@ -112,9 +138,20 @@ class _Handler(BaseHTTPRequestHandler):
         if mood == "corrupt":
             body = body[:half] + bytes([body[half] ^ 0xFF]) + body[half + 1 :]
         with suppress(OSError):  # the client may have gone
-            self.wfile.write(body[:half] if mood in ("truncate", "stall") else body)
-            self.wfile.flush()
+            for piece in _split(body, 5 if mood == "drip" else 1):
+                self.wfile.write(piece[:half] if mood in ("truncate", "stall", "reset") else piece)
+                self.wfile.flush()
+                if mood == "drip":
+                    time.sleep(0.1)
             if mood == "stall":
                 self.served.ended.wait(30)
-        if mood in ("truncate", "stall"):
+        if mood == "reset":  # the kernel sends RST instead of FIN
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        if mood in ("truncate", "stall", "reset", "short", "long"):
             self.close_connection = True
+
+
+def _split(body: bytes, number: int) -> list[bytes]:
+    size = -(-len(body) // number)
+    return [body[start : start + size] for start in range(0, len(body), size)]

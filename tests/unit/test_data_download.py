@@ -124,6 +124,9 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
     [
         *(["stall", "good"], ["503", "429 9000", "good"]),
         *(["truncate", mood, "good"] for mood in ("truncate", "416", "corrupt", "ignore")),
+        *([mood, "good"] for mood in ("html", "loop", "reset", "gzip", "short", "long", "204")),
+        *(["truncate", mood, "good"] for mood in ("html", "loop", "reset", "gzip", "moved", "304")),
+        *(["drip"], ["long"]),
     ],
 )
 def test_temporary_errors_are_retried(release, hub, tree, tmp_path, moods):
@@ -152,6 +155,12 @@ def test_a_second_download_continues_the_first(release, hub, files, tree, tmp_pa
         ("429 9000", r"the server responds 429 \(3 attempts in a row\)"),
         ("corrupt", "was downloaded twice with wrong content"),
         ("truncate", r"\(3 attempts in a row\)"),
+        ("html", r"the server sends a web page instead of the file \(3 attempts in a row\)"),
+        ("loop", r"redirects.* \(3 attempts in a row\)"),
+        ("reset", r"\(3 attempts in a row\)"),
+        ("gzip", "was downloaded twice with wrong content"),
+        ("short", "was downloaded twice with wrong content"),
+        ("204", r"the server responds 204 \(3 attempts in a row\)"),
     ],
 )
 def test_a_permanent_error_is_one_line_with_a_remedy(release, hub, tmp_path, mood, message):
@@ -163,6 +172,27 @@ def test_a_permanent_error_is_one_line_with_a_remedy(release, hub, tmp_path, moo
     command = "clear-mlflow data download small DIR"
     assert f"{command}' on another machine and copy DIR to {tmp_path}" in line
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
+
+
+@pytest.mark.parametrize("mood", ["html", "204", "304"])
+def test_a_reply_without_the_file_keeps_what_has_arrived(release, hub, files, tmp_path, mood):
+    """Such as the login page of a network, after gigabytes."""
+    hub.moods = ["truncate", mood]
+    with pytest.raises(DataError, match=r"\(3 attempts in a row\)"):
+        fetch(release, tmp_path, hub)
+    half = len(files[TRAIN]) // 2
+    assert (tmp_path / WORK_FOLDER / f"{TRAIN}.part").read_bytes() == files[TRAIN][:half]
+    assert hub.ranges == [None, *[f"bytes={half}-"] * 2]
+    hub.moods = ["good"]
+    assert fetch(release, tmp_path, hub) == ("train_image_only", "test")
+
+
+def test_a_file_that_changes_between_two_ranges_is_not_unpacked(release, hub, tmp_path):
+    hub.moods = ["truncate", "changed", "good"]
+    message = "was downloaded twice with wrong content"
+    check_error(DataError, message, fetch, release, tmp_path, hub)
+    assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
+    assert [path.name for path in (tmp_path / WORK_FOLDER).iterdir()] == ["lock"]
 
 
 def test_a_complete_part_is_used(release, hub, tree, files, tmp_path):
