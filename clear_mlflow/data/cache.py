@@ -120,7 +120,7 @@ def read_array(
     """
     json_path = path.with_suffix(".json")
     try:
-        status, _ = check_private(path), check_private(json_path)
+        status, _ = stat_private(path), stat_private(json_path)
         metadata = read_metadata(json_path)
         if any(metadata.get(name) != value for name, value in expected.items()):
             raise _build_damage_error(path)
@@ -154,7 +154,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raise _build_damage_error(path) from None
 
 
-def check_private(path: Path) -> os.stat_result:
+def stat_private(path: Path) -> os.stat_result:
     """Return the status of a regular file of this user or root.
 
     Raises UnusableFileError if another user could have written to it, or it is not a regular file;
@@ -263,7 +263,7 @@ class HashCache:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                check_private(file)
+                stat_private(file)
             database = sqlite3.connect(file, timeout=_SECONDS_TO_WAIT)
             with contextlib.closing(database), database:
                 use(database)

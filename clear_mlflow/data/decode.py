@@ -406,7 +406,7 @@ def _turn_upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
 
 
 class DecodedCache:
-    """Decoded images that are kept from run to run, if possible.
+    """Decoded images that a folder keeps from run to run.
 
     folder: where they are kept, or None to decode them into memory.
     """
@@ -423,7 +423,7 @@ class DecodedCache:
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> DecodedImages:
-        """Return the decoded images, mapped copy-on-write, and cache them if necessary.
+        """Cache images, and return them decoded and mapped copy-on-write.
 
         If the folder cannot be used, decodes them into memory, with a warning. Raises DataError if
         an image cannot be decoded.

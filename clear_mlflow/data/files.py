@@ -213,7 +213,7 @@ def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
 
 def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
     """Read a JSON object. Raises DataError if it is empty."""
-    return check_object(_read_json(path, root=root), source=path_text(path))
+    return require_object(_read_json(path, root=root), source=path_text(path))
 
 
 def read_json_strings(path: Path, *, root: Path) -> list[str]:
@@ -222,8 +222,8 @@ def read_json_strings(path: Path, *, root: Path) -> list[str]:
     return strings
 
 
-def check_object(value: object, *, source: str) -> dict[str, Any]:
-    """Return a JSON object. Raises DataError if it is empty."""
+def require_object(value: object, *, source: str) -> dict[str, Any]:
+    """Return a non-empty JSON object, or raise DataError."""
     if not isinstance(value, dict):
         raise DataError(f"{source} contains {safe_repr(value)}; expected a JSON object")
     if not value:

@@ -122,7 +122,7 @@ class ImageTable:
         )
 
     def join(self, other: ImageTable) -> ImageTable:
-        """Return these images and *other* ones.
+        """Return these and *other* images, with times if both have them.
 
         Both have vectors of the same array, or none.
         """
@@ -260,12 +260,12 @@ def build_index(
     """
     real_root = resolve_root(root)
     source_name = source_name or path_text(real_root)
-    array = None if vectors is None else _check_vectors(vectors, source_name)
+    array = None if vectors is None else _convert_vectors(vectors, source_name)
     seconds = cache(_count_seconds)
     train, test, folders = _group_entries(
         entries, source_name, listed_below, class_names, None if array is None else len(array)
     )
-    names = _sort_class_names(train, test, class_names, source_name)
+    names = _choose_class_names(train, test, class_names, source_name)
     test_keys = {entry.bucket for entry in test}
     train_keys = {entry.bucket for entry in train}
     all_keys = sort_buckets(train_keys | test_keys, order=order, source_name=source_name)
@@ -367,7 +367,7 @@ def _hash_vector(array: NDArray[np.float32], row: int, source_name: str, first_r
     return hashlib.sha256(array[row].astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def _check_vectors(values: ArrayLike, source_name: str) -> NDArray[np.float32]:
+def _convert_vectors(values: ArrayLike, source_name: str) -> NDArray[np.float32]:
     """Convert rows to float32. Raises DataError if distinct numbers become equal."""
     vectors = np.asanyarray(values)  # a mapped file stays one
     if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.char not in _REAL:
@@ -480,10 +480,10 @@ def _group_entries(
     return rows[TRAIN], rows[TEST], sorted({folder for folder, *_ in groups})
 
 
-def _sort_class_names(
+def _choose_class_names(
     train: Iterable[Entry], test: Iterable[Entry], class_names: Sequence[str], source_name: str
 ) -> tuple[str, ...]:
-    """Return *class_names*, or the training classes' sorted names."""
+    """Return *class_names* or sorted training classes, or raise DataError."""
     names = {entry.class_name for entry in train}
     bucket_by_test_name = {entry.class_name: entry.bucket for entry in test}
     if class_names:

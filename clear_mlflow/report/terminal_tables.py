@@ -57,7 +57,7 @@ def describe_retention(matrix: AccuracyMatrix) -> Iterator[str]:
 
 
 def build_matrix_table(matrix: AccuracyMatrix) -> Table:
-    """Return the matrix in 80 characters, without middle columns if necessary.
+    """Return the matrix in 80 characters, without middle columns if wider.
 
     All measured rows are in the table, also the initialisation row.
     """

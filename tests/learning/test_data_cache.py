@@ -27,7 +27,7 @@ from clear_mlflow.data.cache import (
     ForeignFileError,
     HashCache,
     UnusableFileError,
-    check_private,
+    stat_private,
 )
 from clear_mlflow.data.decode import DecodedCache, DecodedImages, Resize, decode
 from clear_mlflow.data.images import ImageTable
@@ -233,10 +233,10 @@ def test_which_owners_files_are_trusted(monkeypatch, owner, user, mode, why):
     status = os.stat_result((mode, 1, 1, 1, owner, owner, 10, 0, 0, 0))
     monkeypatch.setattr(Path, "stat", lambda path: status)
     if why is None:
-        check_private(Path("file"))
+        stat_private(Path("file"))
     else:
         with pytest.raises(UnusableFileError, match=f"file {why}"):
-            check_private(Path("file"))
+            stat_private(Path("file"))
 
 
 def test_another_users_file_is_neither_read_nor_replaced(tmp_path, images, entry, monkeypatch):
@@ -246,7 +246,7 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, images, entry
     def stat_as_stranger(path: Path) -> None:
         raise ForeignFileError(f"{path} belongs to another user (uid 1234)")
 
-    monkeypatch.setattr(caching, "check_private", stat_as_stranger)
+    monkeypatch.setattr(caching, "stat_private", stat_as_stranger)
     (line,) = load_with_warnings(tmp_path / "cache", images, times=2)
     assert entry.read_bytes() == black
     assert f"{entry} belongs to another user (uid 1234)" in line

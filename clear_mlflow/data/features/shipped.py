@@ -138,7 +138,7 @@ def _load_released(
     index = base / _RELEASED_FOLDER / name / _RELEASED_INDEX
     source = f"{path_text(index)}, bucket {bucket},"
     buckets = files.read_json_object(index, root=base.resolve())
-    class_files = files.check_object(buckets.get(bucket), source=source)
+    class_files = files.require_object(buckets.get(bucket), source=source)
     rows: dict[int, Tensor] = {}
     for label in sorted({int(images.labels[i]) for i in indices}):
         class_name = class_names[label]

@@ -88,7 +88,7 @@ def _read_images(base: Path, class_names: tuple[str, ...], *, root: Path) -> Ima
     entries: list[Entry] = []
     for key, class_files in files.read_json_object(metadata_file, root=root).items():
         source = f"{path_text(metadata_file)}, bucket {safe_repr(key)},"
-        for class_name, stored in files.check_object(class_files, source=source).items():
+        for class_name, stored in files.require_object(class_files, source=source).items():
             file = files.join_stored_path(
                 stored, base=base, below=files.METADATA_FOLDER, list_file=metadata_file
             )

@@ -243,7 +243,7 @@ def _place_dates(times: Sequence[date]) -> list[float]:
 
 
 def _format_dates(times: Sequence[date]) -> list[str]:
-    """Return years if possible, else months, else ISO dates."""
+    """Return years if all are 1 January, else months or ISO dates."""
     length = 4 if all((t.month, t.day) == (1, 1) for t in times) else 10
     if length == 10 and all(t.day == 1 for t in times):
         length = 7
