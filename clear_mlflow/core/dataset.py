@@ -51,6 +51,8 @@ class DatasetDescription:
     # Name and digest of the stored features that replace the images, or {}.
     features: Mapping[str, str] = field(default_factory=dict, compare=False)
     num_left_out: int = field(default=0, compare=False)  # damaged images that were left out
+    # Hash of the order of the training images, or "" if it does not change the training.
+    time_order_digest: str = field(default="", compare=False)
     times: tuple[date, ...] = field(default=(), compare=False)  # of the buckets, ascending, or ()
     # Name and arguments of the scenario, and "classes": the new classes of each bucket. {}: domain.
     scenario: Mapping[str, Any] = field(default_factory=dict, compare=False)

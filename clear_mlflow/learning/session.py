@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -182,6 +183,14 @@ def load_data(config: TrainConfig, progress: TrainingProgress) -> BucketStream:
     return stream
 
 
+def _hash_time_order(stream: BucketStream) -> str:
+    content = hashlib.sha256()
+    for bucket in stream.buckets:
+        for row in bucket.train.time_order.tolist():
+            content.update(bucket.train.contents[row].encode())
+    return f"sha256:{content.hexdigest()}"
+
+
 @dataclass(frozen=True, eq=False)
 class StreamTraining:
     """A training in this process, on a stream that is ready."""
@@ -204,6 +213,7 @@ class StreamTraining:
             describe_stream(stream),
             features={} if features is None else {"name": features.name, "digest": features.digest},
             num_left_out=self.num_left_out,
+            time_order_digest=_hash_time_order(stream) if self.config.time_order == "on" else "",
             evaluation_set=build_evaluation_set(stream) if keeps_predictions else None,
         )
 

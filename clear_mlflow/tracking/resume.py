@@ -223,6 +223,7 @@ def check_data(point: ResumePoint, dataset: DatasetDescription) -> None:
 
 def describe_data(dataset: DatasetDescription) -> dict[str, Any]:
     """Describe what a resume must not change, in JSON types."""
+    order = dataset.time_order_digest
     return {
         "dataset": dataset.name,
         "digest": dataset.digest,
@@ -234,6 +235,7 @@ def describe_data(dataset: DatasetDescription) -> dict[str, Any]:
         "num_train": list(dataset.num_train or ()),
         "num_test": list(dataset.num_test or ()),
         "left_out": dataset.num_left_out,
+        **({"time_order_digest": order} if order else {}),
     }
 
 

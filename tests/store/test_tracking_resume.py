@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 from commands import run_command
@@ -16,6 +18,7 @@ from interrupted_runs import (
     train_elsewhere,
 )
 from msgspec import structs
+from one_line_errors import check_error
 from short_stream import short_stream
 from stored_runs import artifact_folder, change, rows_folder
 
@@ -26,6 +29,7 @@ from clear_mlflow.store import names
 from clear_mlflow.tracking.resume import (
     check_data,
     check_parameters,
+    describe_data,
     read_resume_point,
     resolve_resume_parameters,
     take_over,
@@ -247,3 +251,55 @@ def test_a_complete_run_that_was_killed_is_ended(store, trained_runs, tmp_path):
     assert (result.exit_code, store.get_run(run_id).info.status) == (0, "FINISHED")
     assert not draft.exists()
     assert str(result.note).endswith("there is nothing to resume")
+
+
+FUNCTION = """
+from clear_mlflow.data import Entry, build_index
+
+CHANGE = None
+
+def make(root, *, first: int = 2004):
+    values = [[i % 7 + i / 100, i % 3] for i in range(80)]
+    days = [f"{first + i // 20}-{1 + i * 7 % 12:02d}-17" for i in range(80)]
+    entries = [Entry(i, "ab"[i % 2], day[:4], time=day) for i, day in enumerate(days)]
+    if CHANGE == "value":
+        values[3][0] += 1
+    elif CHANGE == "label":
+        entries[7] = entries[7]._replace(class_name="a")
+    elif CHANGE == "bucket":
+        entries[7] = entries[7]._replace(bucket="2005")
+    elif CHANGE == "fewer":
+        del entries[7]
+    elif CHANGE == "names":
+        entries = [e._replace(class_name=e.class_name.upper()) for e in entries]
+    elif CHANGE == "times":
+        entries[7] = entries[7]._replace(time="2004-12-31")
+    elif CHANGE == "order":
+        entries = entries[::-1]
+    options = {"standardise": "none"} if CHANGE == "inputs" else {}
+    return build_index(entries, root=".", vectors=values, **options)
+"""
+
+
+@pytest.mark.parametrize("time_order", ["off", "on"])
+def test_a_function_that_returns_other_data_cannot_be_resumed_with(
+    tmp_path, monkeypatch, own_cache, time_order
+):
+    (tmp_path / "changing_photos.py").write_text(FUNCTION)
+    monkeypatch.chdir(tmp_path)
+    parameters = {"dataset": "changing_photos:make", "features": "vectors", "device": "cpu"}
+    parameters |= {"time_order": time_order, "epochs": "1"}
+    stored = describe_data(prepare_parameters(parameters).dataset)
+    manifest = SimpleNamespace(data=json.loads(json.dumps(stored)))
+    run = SimpleNamespace(info=SimpleNamespace(run_id="0" * 32))
+    point = SimpleNamespace(state=SimpleNamespace(manifest=manifest), run=run)
+    module = sys.modules.pop("changing_photos")
+    monkeypatch.setitem(sys.modules, "changing_photos", module)
+    for fault in (None, "order", "value", "label", "bucket", "fewer", "names", "times", "inputs"):
+        monkeypatch.setattr(module, "CHANGE", fault)
+        dataset = prepare_parameters(parameters).dataset
+        if fault in (None, "order") or (fault == "times" and time_order == "off"):
+            check_data(point, dataset)
+        else:
+            name = {"times": "time_order_digest", "inputs": "features_digest"}.get(fault, "digest")
+            check_error(DataError, f"{name} is sha256:", check_data, point, dataset)
