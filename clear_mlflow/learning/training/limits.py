@@ -139,10 +139,14 @@ class Budget(Limiter):
             self._reserved = self._done_after_steps if flops is None else flops
         self._limit, self._done_in_steps = budget + self._carried, 0
         if self.total <= 0:
+            used = {
+                "earlier buckets took more than their share": -self._carried,
+                "what follows its steps will take": self._reserved,
+            }
+            uses = " and ".join(f"{use} ({amount:,})" for use, amount in used.items() if amount > 0)
             raise ConfigError(
-                f"budget is {self._text}, which is {budget:,} {unit} in bucket {key}; "
-                f"{self._carried:,} are carried over and {self._reserved:,} follow its steps, so "
-                "nothing remains for them; pass more, or budget=off",
+                f"budget is {self._text}, which is {budget:,} {unit} in bucket {key}, and nothing "
+                f"remains for its steps: {uses}; pass more, or budget=off",
                 parameter="budget",
             )
 
