@@ -1,10 +1,15 @@
 """Streams of new classes, made of streams of time."""
 
 import itertools
+import random
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import Entry, build_index
@@ -16,14 +21,14 @@ NAMES = tuple("abcdefg")
 YEARS = ("2004", "2005", "2006", "2007")
 
 
-def made(*, without=(), split="2"):
+def made(*, without=(), split="2", protocol="iid"):
     draws, rows = np.random.default_rng(0), []
     for year, name in itertools.product(YEARS, NAMES):
         rows += [(name, year)] * (0 if (name, year) in without else 10)
     entries = [Entry(i, name, year) for i, (name, year) in enumerate(rows)]
     vectors = draws.normal(size=(len(rows), 3))
     image_index = build_index(entries, vectors=vectors, root=Path())
-    return build_stream(image_index, name="made", split=split)
+    return build_stream(image_index, name="made", split=split, protocol=protocol)
 
 
 def contents(stream, split):
@@ -142,3 +147,79 @@ def test_the_missing_one_of_two_classes_is_named():
 
 def test_run_names_contain_the_scenario():
     assert TrainConfig.resolve({"scenario": "task"}).stream_name == "digits (task)"
+
+
+def list_images(stream):
+    """Return the key, content, class and set of each image, bucket by bucket."""
+    return [
+        (key, content, stream.dataset.class_names[label], is_test)
+        for key, (train, test) in (
+            (bucket.key, (bucket.train, bucket.test)) for bucket in stream.buckets
+        )
+        for is_test, images in ((False, train), (True, test))
+        for content, label in zip(images.contents, images.labels.tolist(), strict=True)
+    ]
+
+
+def divide_by_loops(stream, size, order, times):
+    """Return what list_images of a scenario should return, or None if it is impossible."""
+    names, periods = list(stream.dataset.class_names), [b.key for b in stream.buckets]
+    if order.startswith("seed:"):
+        random.Random(int(order[5:])).shuffle(names)
+    elif order != "labels":
+        names = order.split(":")
+    groups = []
+    while names:
+        groups.append(names[:size])
+        names = names[size:]
+    if len(groups) < 2 or (times == "own" and len(groups) > len(periods)):
+        return None
+    images = []
+    for k, group in enumerate(groups):
+        # Bucket k has the periods from k T / K to (k + 1) T / K, rounded down.
+        first = int(Fraction(k * len(periods), len(groups)))
+        stop = int(Fraction((k + 1) * len(periods), len(groups)))
+        allowed = periods if times == "all" else periods[first:stop]
+        part = [
+            (str(k + 1), content, name, is_test)
+            for period, content, name, is_test in list_images(stream)
+            if name in group and period in allowed
+        ]
+        if {is_test for *_, is_test in part} != {False, True}:
+            return None
+        images += sorted(part, key=lambda image: image[3])
+    return images
+
+
+@given(
+    st.integers(1, 7),
+    st.sampled_from(["labels", "seed:0", "seed:3", "g:b:a:f:c:e:d"]),
+    st.sampled_from(["own", "all"]),
+    st.sampled_from(["0", "2", "stream:1", "validation:0", "validation:stream:1"]),
+    st.sampled_from(["iid", "streaming"]),
+    st.sets(st.tuples(st.sampled_from(NAMES), st.sampled_from(YEARS)), max_size=12),
+)
+def test_a_scenario_is_what_loops_over_its_images_select(
+    size, order, times, split, protocol, without
+):
+    assume(all({(n, y) for n in NAMES} - without for y in YEARS))
+    assume(all({(n, y) for y in YEARS} - without for n in NAMES))
+    split = "auto" if protocol == "streaming" else split
+    stream = made(without=without, split=split, protocol=protocol)
+    expected = divide_by_loops(stream, size, order, times)
+    arguments = {"classes_per_bucket": size, "order": order, "times": times}
+    if expected is None:
+        with pytest.raises((ConfigError, DataError)):
+            apply_scenario(stream, "class", arguments)
+        return
+    scenario = apply_scenario(stream, "class", arguments)
+    images = list_images(scenario)
+    assert [image[0] for image in images] == [image[0] for image in expected]
+    assert sorted(images) == sorted(expected)
+    assert scenario.dataset.num_train is None
+    described = describe_stream(scenario)
+    for counts, is_test in ((described.num_train, False), (described.num_test, True)):
+        keys = Counter(key for key, *_, side in expected if side == is_test)
+        assert counts == tuple(keys[bucket.key] for bucket in scenario.buckets)
+    task = apply_scenario(stream, "task", arguments)
+    assert list_images(task) == images
