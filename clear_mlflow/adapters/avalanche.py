@@ -12,7 +12,7 @@ from avalanche.logging import BaseLogger
 
 from clear_mlflow.adapters._run import Adapter, convert_metric
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.tracking.joined_run import read_rows_to_join
 
 
@@ -185,7 +185,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         num_test = len(self._num_images)
         if num_test and num_test != num_train and (self._num_train or num_test < num_train):
             raise ConfigError(
-                f"the stream {self._stream!r} has {num_test} experiences, and "
+                f"the stream {self._stream!r} has {format_count(num_test, 'experience')}, and "
                 f"{num_train} are trained; an accuracy matrix needs a test set for each"
             )
 

@@ -43,6 +43,7 @@ from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError, RecordError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import format_count
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, parse_json_object
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import (
@@ -202,7 +203,7 @@ class ComparedRuns:
         return render_text(*render_comparison(self.comparison), *self.links)
 
     def __repr__(self) -> str:
-        return f"ComparedRuns({len(self.comparison.runs)} runs)"
+        return f"ComparedRuns({format_count(len(self.comparison.runs), 'run')})"
 
 
 def load_matrix_metrics(metrics: Sequence[Any]) -> tuple[Metric, ...]:
@@ -363,7 +364,8 @@ def compare_stored_runs(
         comparison = replace(comparison, across=summarize_across(comparison, across))
         notes += warn_about_inputs(comparison, across)
     failed = (
-        f"{name} is left out of {len(reasons)} of {len(compared_runs)} runs: {reasons[0]}."
+        f"{name} is left out of {len(reasons)} of {format_count(len(compared_runs), 'run')}: "
+        f"{reasons[0]}."
         for name, reasons in failures.items()
     )
     all_warnings = (*notes, *dict.fromkeys(warnings), *failed, *comparison.warnings)
@@ -400,7 +402,7 @@ def _keep_most_common_score(
         by_score.setdefault(compared_run.record.matrix.score, []).append(compared_run)
     most_common = max(by_score, key=lambda score: len(by_score[score]))
     sentences = [
-        f"{len(runs)} run{'s are' if len(runs) > 1 else ' is'} left out because the score is "
+        f"{format_count(len(runs), 'run is', 'runs are')} left out because the score is "
         f"{score.name} ({score.better} is better), while {most_common.name} is compared."
         for score, runs in by_score.items()
         if score != most_common

@@ -33,7 +33,7 @@ from clear_mlflow.core.record import (
     utc_now,
 )
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.core.text import format_count, safe_repr, truncate
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES, format_document_name
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import (
@@ -173,7 +173,7 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
                     _StoredImport(run_id, run_name, file, metadata, "", run.matrix, path)
                 )
                 num_rows = (~np.isnan(run.matrix.values)).any(axis=1).sum()
-                detail = f"{num_rows} of {run.matrix.num_buckets} rows"
+                detail = f"{num_rows} of {format_count(run.matrix.num_buckets, 'row')}"
                 detail += f"; {run.proof}" if run.proof else ""
                 yield ActionResult(run_id, run_name, IMPORTED, detail, label)
         except (ClearError, OSError) as error:

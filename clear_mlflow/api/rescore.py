@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.text import format_count
 from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult
 from clear_mlflow.scoring import ActionResult, Scores
 from clear_mlflow.scoring.run_log import log_results, read_scores
@@ -153,13 +154,13 @@ def _describe_scores(
     if scores.record is None:
         yield "no rows"
         return
-    yield f"{scores.record.num_stored} of {scores.record.matrix.num_buckets} rows"
+    yield f"{scores.record.num_stored} of {format_count(scores.record.matrix.num_buckets, 'row')}"
     if missing_rows:
         yield f"missing {', '.join(f'row {row}' for row in missing_rows)}"
     if dry_run and not scores.changes.is_empty:
         yield f"would write {scores.changes}"
     elif scores.changes.metric_values:
-        yield f"{len(scores.changes.metric_values)} metric values logged"
+        yield f"{format_count(len(scores.changes.metric_values), 'metric value')} logged"
     if scores.changes.changed:
         yield f"values changed: {', '.join(scores.changes.changed)}"
     if scores.stored.problem is not None:

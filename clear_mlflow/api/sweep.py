@@ -18,7 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.api.compared import ComparedRuns, compare_stored_runs, split_group_by
 from clear_mlflow.api.comparison_run import store_comparison
 from clear_mlflow.core.errors import ClearError, ConfigError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.journal.run_folder import Outcome, Status
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -178,7 +178,7 @@ def run_sweep(
     with engine, StoppingSignals() as signals:
         if num_waiting := checked_grid.num_waiting:
             num_runs, capacity = len(checked_grid.runs), engine.describe_capacity()
-            print_line(f"{num_waiting} of {num_runs} runs to train, {capacity}")
+            print_line(f"{num_waiting} of {format_count(num_runs, 'run')} to train, {capacity}")
 
         def train(grid: Grid, **options: Any) -> SweepResult:
             """Train and compare the runs of a grid, whose states are read."""
@@ -257,7 +257,8 @@ def _run_study(
     try:
         if unfinished := [run for run in tuned.runs if not _is_compared(store, run)]:
             raise ConfigError(
-                f"{len(unfinished)} of {len(tuned.runs)} tuning runs are not done, such as "
+                f"{len(unfinished)} of {format_count(len(tuned.runs), 'tuning run')} "
+                f"{'is' if len(unfinished) == 1 else 'are'} not done, such as "
                 f"{safe_repr(unfinished[0].name)}; repeat the command, or leave it out of the file"
             )
         comparison = tuned.compared.comparison

@@ -15,6 +15,7 @@ from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError, require_package
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.text import format_count
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig, suggest_parameters
 from clear_mlflow.learning.parameters.options import TrainOptions
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -230,7 +231,9 @@ class NotebookProgress(TrainingProgress):
     def row_measured(self, row: AccuracyRow) -> None:
         """Add a measured row to the displayed accuracy matrix."""
         self._rows.append(row)
-        text = ", ".join([f"{row.row} of {len(row.buckets)} buckets", *format_accuracies(row)])
+        text = ", ".join(
+            [f"{row.row} of {format_count(len(row.buckets), 'bucket')}", *format_accuracies(row)]
+        )
         self._start_bar_segment(row.row, len(row.buckets), text)
 
     def _start_bar_segment(self, bucket_index: int, num_buckets: int, text: str) -> None:

@@ -18,7 +18,7 @@ from clear_mlflow.cli import output
 from clear_mlflow.cli.command import command
 from clear_mlflow.core.disk import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError, require_package
-from clear_mlflow.core.text import printable, safe_repr
+from clear_mlflow.core.text import format_count, printable, safe_repr
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import parse_feature_name
@@ -156,7 +156,7 @@ def _print_findings(findings: Findings) -> None:
             line = f"  {format_path(problem.path)}: {printable(problem.detail)}"
             click.echo(f"{line}; also {others}" if others else line)
     if total := len(findings.problems):
-        click.echo(f"\n{total} {'problem' if total == 1 else 'problems'}")
+        click.echo(f"\n{format_count(total, 'problem')}")
 
 
 def _print_label_drift(findings: Findings) -> None:

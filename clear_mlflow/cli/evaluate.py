@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clear_mlflow.api.verbs import evaluate as evaluate_runs
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import METRICS, SELECTION, WORK, command
+from clear_mlflow.core.text import format_count
 from clear_mlflow.learning.progress import can_show_bars
 from clear_mlflow.process.signals import interrupt_on_signal
 
@@ -55,7 +56,7 @@ def evaluate(**options: Any) -> None:
     outcomes = []
     scores = None
     bars = Progress(
-        TextColumn("{task.completed:.0f} runs"),
+        TextColumn("runs: {task.completed:.0f}"),
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=False,
@@ -108,11 +109,12 @@ def print_results(
     num_values: number of metric values that were logged, or would be. is_stopped: True if not all
     runs were scored.
     """
-    totals = [f"{num_values} metric values {'would be logged' if dry_run else 'logged'}"]
+    would_be = " would be" if dry_run else ""
+    totals = [f"{format_count(num_values, 'metric value')}{would_be} logged"]
     if num_partial := sum(run.is_partial for run in results):
-        totals.append(f"{num_partial} runs lack rows")
+        totals.append(format_count(num_partial, "run lacks rows", "runs lack rows"))
     for metric, count in Counter(name for run in results for name in run.undefined).items():
-        totals.append(f"{metric} is undefined for {count} runs")
+        totals.append(f"{metric} is undefined for {format_count(count, 'run')}")
     if dry_run:
         totals.append("nothing was written (dry run)")
     output.print_actions(

@@ -17,7 +17,7 @@ import click
 
 from clear_mlflow.cli.command import build_option, spell_error
 from clear_mlflow.core.score import ACCURACY, format_significant
-from clear_mlflow.core.text import one_line, printable
+from clear_mlflow.core.text import format_count, one_line, printable
 from clear_mlflow.process.streams import open_output
 
 if TYPE_CHECKING:
@@ -232,7 +232,8 @@ def _print_members(members: Mapping[int, Scores]) -> None:
         ("metric", "mean", "std", "min", "max"),
         lines,
         numbers_from=1,
-        title=f"{len(members)} members: seeds {', '.join(map(str, members))}",
+        title=f"{format_count(len(members), 'member: seed', 'members: seeds')} "
+        f"{', '.join(map(str, members))}",
     )
     click.echo()
 

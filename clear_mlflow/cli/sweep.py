@@ -15,6 +15,7 @@ from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, WORK, command
 from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.core.errors import require_package
+from clear_mlflow.core.text import format_count
 from clear_mlflow.sweeps.grid import DONE, DONE_BEFORE, FAILED, SweepRun, read_grid
 from clear_mlflow.sweeps.local import start_program
 from clear_mlflow.sweeps.study import read_study
@@ -84,7 +85,8 @@ def sweep(
             return
         _print_runs(planned.runs)
         click.echo(
-            f"\n{len(planned.runs)} runs, of which {planned.num_waiting} would be started"
+            f"\n{format_count(len(planned.runs), 'run')}, of which {planned.num_waiting} would be "
+            "started"
             f"{plan and f', {plan}'}; nothing was written (dry run)"
         )
         return

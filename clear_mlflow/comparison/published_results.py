@@ -14,6 +14,7 @@ from importlib.resources import files
 
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.text import format_count
 
 NOTE = "Published results: other test set or recipe, not tested against"
 
@@ -48,7 +49,7 @@ class PublishedResult:
     def recipe(self) -> str:
         """Test set, backbone and seeds, in a few words."""
         start = "pretrained" if self.pretrained == "yes" else "from scratch"
-        seeds = f"{self.seeds} seed{'' if self.seeds == '1' else 's'}"
+        seeds = format_count(int(self.seeds), "seed")
         return f"{self.stream}, {self.test_set}, {self.backbone} {start}, {seeds}"
 
 

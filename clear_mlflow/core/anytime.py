@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import RecordError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import SCHEMA_VERSION, check_schema
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_COUNT,
     MAX_ROW_BYTES,
@@ -79,8 +79,8 @@ class AnytimeRow(msgspec.Struct, frozen=True):
             )
         if (self.test - other.test) * (self.step - other.step) < 0:
             raise RecordError(
-                f"{name} follows {self.step} steps, and test {other.test} of its bucket "
-                f"{other.step}; expected tests in the order of their steps"
+                f"{name} follows {format_count(self.step, 'step')}, and test {other.test} of its "
+                f"bucket {other.step}; expected tests in the order of their steps"
             )
 
     def to_json(self, written_at: str) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.score import ACCURACY, MAX_SCORE, RowCost, Score
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_BUCKETS,
     MAX_COUNT,
@@ -131,8 +131,8 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
         counts: tuple[int, ...] = convert(getattr(self, name), tuple[int, ...], name)
         if len(counts) != len(self.buckets):
             raise RecordError(
-                f"{name} has {len(counts)} entries for {len(self.buckets)} buckets; expected one "
-                "per bucket"
+                f"{name} has {format_count(len(counts), 'entry', 'entries')} for "
+                f"{format_count(len(self.buckets), 'bucket')}; expected one per bucket"
             )
         for key, count, maximum in zip(self.buckets, counts, maxima, strict=True):
             if not minimum <= count <= maximum:
@@ -149,7 +149,7 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
             expected = "fraction" if score.is_accuracy else "number"
             raise RecordError(
                 f"{score.name} is {safe_repr(values)}; expected one {expected} for each of the "
-                f"{len(self.buckets)} buckets"
+                f"{format_count(len(self.buckets), 'bucket')}"
             )
         cells = tuple(
             score.convert_value(value, f"{score.name} of bucket {key!r}")
@@ -276,7 +276,8 @@ class AccuracyMatrix:
             )
         keys = buckets if buckets is not None else [str(j + 1) for j in range(width)]
         if len(keys) != width:
-            raise RecordError(f"got {len(keys)} bucket keys for {width} columns")
+            count = format_count(len(keys), "bucket key")
+            raise RecordError(f"got {count} for {format_count(width, 'column')}")
         costly = [i + 1 for i, cost in enumerate(costs[: len(cells)]) if cost is not None]
         num_rows = max(measured[-1] + 1 if measured.size else 0, *costly, 0)
         self._set_attributes(
@@ -357,7 +358,8 @@ class AccuracyMatrix:
             RecordError: there are fewer than k rows.
         """
         if not 0 <= k <= self.num_rows:
-            raise RecordError(f"cannot cut a matrix of {self.num_rows} rows off after {k} buckets")
+            rows, buckets = format_count(self.num_rows, "row"), format_count(k, "bucket")
+            raise RecordError(f"cannot cut a matrix of {rows} off after {buckets}")
         return self._replace(values=self.values[..., :k, :], costs=self.costs[:k])
 
     def mask(self, protocol: str) -> AccuracyMatrix:
@@ -398,7 +400,7 @@ class AccuracyMatrix:
         )
 
     def __repr__(self) -> str:
-        parts = [f"{self.num_rows} of {self.num_buckets} buckets trained"]
+        parts = [f"{self.num_rows} of {format_count(self.num_buckets, 'bucket')} trained"]
         parts += [name for name in ("initial", "num_instances") if getattr(self, name) is not None]
         if not self.score.is_accuracy:
             parts.append(f"{self.score.name}, {self.score.better} is better")
@@ -525,7 +527,9 @@ def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArr
 def _convert_buckets(keys: object) -> tuple[str, ...]:
     buckets: tuple[str, ...] = convert(keys, tuple[str, ...], "buckets")
     if not 1 <= len(buckets) <= MAX_BUCKETS:
-        raise RecordError(f"buckets has {len(buckets)} keys; expected 1 to {MAX_BUCKETS}")
+        raise RecordError(
+            f"buckets has {format_count(len(buckets), 'key')}; expected 1 to {MAX_BUCKETS}"
+        )
     for key in buckets:
         # An unprintable character looks like another key in a table, and may control a terminal.
         if not key.isprintable() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:

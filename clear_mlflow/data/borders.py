@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.images import NONE, ImageIndex, ImageTable, find_first_days
@@ -99,8 +99,8 @@ def divide_times(
         buckets = np.searchsorted(np.cumsum(widths)[:-1], middles / totals.sum(), side="right")
     if (num_buckets := len(np.unique(buckets))) < number:
         raise DataError(
-            f"{source_name} has images for {num_buckets} buckets, because many have the same time; "
-            f"expected {number}: pass fewer, or borders=year"
+            f"{source_name} has images for {format_count(num_buckets, 'bucket')}, because many "
+            f"have the same time; expected {number}: pass fewer, or borders=year"
         )
     indices = buckets[order].astype(np.int64)
     keys = [str(i + 1) for i in range(number)]

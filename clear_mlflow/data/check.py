@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.text import format_count
 from clear_mlflow.data import read_stream_index
 from clear_mlflow.data.decode import Resize, UndecodableError, decode_file
 from clear_mlflow.data.drift import LabelDrift, measure_distance, measure_label_drift
@@ -210,10 +211,10 @@ def _list_empty_classes(counts: Counts, root: Path) -> list[Problem]:
         empty = [key for key, number in counts.items() if key[0] == split and not number]
         if empty:
             _, bucket, class_name = empty[0]
-            detail = (
-                f"{len(empty)} (class, bucket) pairs have no {noun}, for example class "
-                f"{class_name!r} in bucket {bucket}"
+            pairs = format_count(
+                len(empty), "(class, bucket) pair has", "(class, bucket) pairs have"
             )
+            detail = f"{pairs} no {noun}, for example class {class_name!r} in bucket {bucket}"
             problems.append(Problem("empty-class", root, detail))
     return problems
 

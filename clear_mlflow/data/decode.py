@@ -38,7 +38,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError, features
 
 from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import warn
+from clear_mlflow.core.text import format_count, warn
 from clear_mlflow.data import cache as caching
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.images import ImageTable
@@ -562,7 +562,8 @@ def drop_undecodable(
         for file, problem in list(damages.items())[:_MOST_LISTED]
     ]
     if (num_unlisted := len(damages) - _MOST_LISTED) > 0:
-        messages.append(f"{num_unlisted} more images are not used: they cannot be decoded")
+        count = format_count(num_unlisted, "more image is", "more images are")
+        messages.append(f"{count} not used: they cannot be decoded")
     is_decodable = np.array([file not in damages for file in stream.images.files])
     decodable = stream.with_images(
         stream.images.take(np.flatnonzero(is_decodable)),

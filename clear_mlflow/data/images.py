@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_BUCKETS,
     MAX_CLASSES,
@@ -71,8 +71,7 @@ class ImageTable:
     labels: NDArray[np.int64]  # (N,), indices into the class names; read-only
     buckets: NDArray[np.int64]  # (N,), indices of the buckets, in the order of the stream
     is_test: NDArray[np.bool_]  # (N,), False for training images
-    # SHA-256 of each file, or of a vector's bytes, hexadecimal, or "" if that is not known; empty
-    # before hashing.
+    # Hexadecimal SHA-256 of each file or vector, or "" if not known; empty before hashing.
     contents: tuple[str, ...] = ()
     vectors: Vectors | None = None  # instead of files
     times: NDArray[np.int64] | None = None  # (N,), seconds since 1970, UTC; None if not known
@@ -505,7 +504,8 @@ def _choose_class_names(
                 f"blanks at its ends, of up to {MAX_TEXT_CHARACTERS} characters"
             )
     if not 2 <= len(names) <= MAX_CLASSES:
-        raise DataError(f"{source_name} has {len(names)} classes; expected 2 to {MAX_CLASSES}")
+        count = format_count(len(names), "class", "classes")
+        raise DataError(f"{source_name} has {count}; expected 2 to {MAX_CLASSES}")
     if all(name.isascii() and name.isdecimal() for name in names):  # as lists of weights count them
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

@@ -24,7 +24,7 @@ from clear_mlflow.core.distributed import count_usable_cores
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST, VALIDATION, get_divided_split, get_measured_split
 from clear_mlflow.core.predictions import EvaluationSet
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.data.cache import HashCache
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.images import TRAIN, ImageIndex, ImageTable, Rows, group_rows
@@ -389,7 +389,7 @@ def _describe_copies(stream: BucketStream) -> tuple[str, ...]:
     warnings = []
     for column, phrase in DIFFERENCES.items():
         if groups := [rows for difference, rows in copies if difference == column]:
-            number = f"1 {noun} is" if len(groups) == 1 else f"{len(groups)} {noun}s are"
+            number = format_count(len(groups), f"{noun} is", f"{noun}s are")
             example = format_pair(_select_distinct(images, groups[0], column))
             warnings.append(f"{number} {phrase.format(test=dataset.split)}, for example {example}")
     return tuple(warnings)

@@ -17,7 +17,7 @@ from clear_mlflow.core.dataset import find_row_indices
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (
     EARLIER,
@@ -90,8 +90,9 @@ def convert_run(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Imp
     num_rows, num_buckets = len(rows), cells.shape[1]
     if num_rows > num_buckets:
         raise RecordError(
-            f"has {num_rows} rows for {num_buckets} buckets; expected a row per bucket "
-            "trained and a column per bucket tested on. If the first row is the untrained model's, "
+            f"has {num_rows} rows for {format_count(num_buckets, 'bucket')}; expected a row per "
+            "bucket trained and a column per bucket tested on. If the first row is the untrained "
+            "model's, "
             'pass initial="first-row"; if a column is one test after training, '
             'orientation="columns"'
         )
@@ -134,7 +135,8 @@ def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]
     width = max(lengths, default=0) if initial is None else len(initial)
     if not 1 <= width <= MAX_BUCKETS or len(rows) > MAX_BUCKETS:
         raise RecordError(
-            f"contains {len(rows)} rows of up to {width} numbers; expected 1 to {MAX_BUCKETS}"
+            f"contains {format_count(len(rows), 'row')} of up to {format_count(width, 'number')}; "
+            f"expected 1 to {MAX_BUCKETS}"
         )
     if any(length not in (width, min(width, i + 1)) for i, length in enumerate(lengths)):
         raise RecordError(
@@ -186,7 +188,8 @@ def _sort_rows_by_label(parsed: ParsedRun, options: ReadOptions) -> ParsedRun:
     if orientation == "columns":
         labels, keys, rows = keys, labels, _transpose(rows)
     if len(labels) != len(rows):
-        raise RecordError(f"contains {len(rows)} rows of numbers, but names {len(labels)}")
+        count = format_count(len(rows), "row of numbers", "rows of numbers")
+        raise RecordError(f"contains {count}, but names {len(labels)}")
     width = max(map(len, rows), default=0)
     is_stream_order = bool(options.columns) or options.bucket_names == [*(keys or ())]
     keys = keys or options.bucket_names or [""] * width

@@ -15,7 +15,7 @@ from typing import Any, Final
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.dataset import parse_label_numbers
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_RUNS
 from clear_mlflow.importers._base import (
     NAN,
@@ -138,8 +138,8 @@ def _build_run(
     steps, keys = ([*dict.fromkeys(names)] for names in zip(*cells, strict=True))
     if len(steps) > MAX_BUCKETS + 1 or len(keys) > MAX_BUCKETS:
         raise RecordError(
-            f"contains {len(steps)} steps and {len(keys)} buckets of a run; expected a step for "
-            f"each bucket trained, at most {MAX_BUCKETS}"
+            f"contains {format_count(len(steps), 'step')} and {format_count(len(keys), 'bucket')} "
+            f"of a run; expected a step for each bucket trained, at most {MAX_BUCKETS}"
         )
     are_numbers, numbers = all(map(is_number, steps)), parse_label_numbers(keys)
     if are_numbers:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINE_CHARACTERS, MAX_LOG_BYTES, MAX_RUNS
 from clear_mlflow.importers._base import Format, ParsedRun, ResultFile, parse_cell, parse_index
 
@@ -99,7 +99,8 @@ def _build_rows(entries: dict[str, str]) -> list[list[float]]:
         expected = len(rows) + num_future if future_rows else i + 1
         if len(row) != i + 1 or len(row) + len(future) != expected:
             raise RecordError(
-                f"contains {len(row)} accuracies of past and {len(future)} of future tasks after "
+                f"contains {format_count(len(row), 'accuracy', 'accuracies')} of past and "
+                f"{len(future)} of future tasks after "
                 f"task {i + 1}; expected {i + 1}, and with eval_future all others: --validation, "
                 "--eval_epochs and --start_from log further tests, which cannot be distinguished"
             )

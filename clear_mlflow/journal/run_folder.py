@@ -28,7 +28,7 @@ from clear_mlflow.core.credentials import has_credentials, mask_credentials
 from clear_mlflow.core.disk import default_cache_dir, write_durably
 from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.core.text import format_count, safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, parse_json, read_bytes
 from clear_mlflow.store import names
 from clear_mlflow.store.client import MAX_POINTS, resolve_store_uri
@@ -207,8 +207,8 @@ class RunFolder:
         try:
             if num_entries := len(run_folder.list_entries()):
                 raise TrackingError(
-                    f"{num_entries} files that an earlier process measured for run {run_id} wait "
-                    f"in {folder}; send them first: clear-mlflow sync {folder}"
+                    f"{format_count(num_entries, 'file')} of an earlier process of run {run_id} "
+                    f"in {folder} must be sent first: clear-mlflow sync {folder}"
                 )
             uri = resolve_store_uri(tracking_uri or "")
             header = RunHeader(

@@ -25,7 +25,7 @@ from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.batch_record import PREQUENTIAL_FILE
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble
-from clear_mlflow.core.text import warn
+from clear_mlflow.core.text import format_count, warn
 from clear_mlflow.journal.run_folder import (
     METRICS_JSON,
     Entry,
@@ -156,8 +156,8 @@ class Uploader:
         reason = f" ({self.problem})" if self.problem else ""
         commands = " and ".join(f"'clear-mlflow sync {shlex.quote(str(path))}'" for path in folders)
         return UnsentError(
-            f"the tracking store did not take {len(unsent)} files of rows and metrics{reason}; "
-            f"they are in {' and '.join(map(str, folders))}: send them with {commands}"
+            f"the tracking store did not take {format_count(len(unsent), 'file')} of rows and "
+            f"metrics{reason}, in {' and '.join(map(str, folders))}: send with {commands}"
         )
 
     def upload(self, entry: Entry) -> None:

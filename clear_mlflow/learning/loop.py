@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clear_mlflow.core.batch_record import PrequentialRecord
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.text import format_count
 from clear_mlflow.learning.checkpoint import (
     SavedTraining,
     Snapshot,
@@ -133,8 +134,8 @@ def train(
         evaluation = measure_all(probabilities=config.predictions == "probs")
         if evaluation is None:
             raise DivergedError(
-                f"after training on {num_trained} buckets the model's output is not a finite "
-                "number; pass a lower lr"
+                f"after training on {format_count(num_trained, 'bucket')} the model's output is "
+                "not a finite number; pass a lower lr"
             )
         cost = costs.build_row_cost(model, strategy, trained=max(0, num_trained - label_delay))
         check_memory(config, cost.stored_bytes)

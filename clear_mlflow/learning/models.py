@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError, require_package
-from clear_mlflow.core.text import safe_repr, suggest_nearest
+from clear_mlflow.core.text import format_count, safe_repr, suggest_nearest
 from clear_mlflow.core.version import convert_custom_errors, import_custom
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.sources import is_custom_function
@@ -370,7 +370,8 @@ def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bo
             tensor, expected = state[key], head_state[key]
             if len(tensor) != len(expected) and tensor.dim() == expected.dim():
                 raise DataError(
-                    f"{path_text(path)} has a head for {len(tensor)} classes, but the dataset has "
+                    f"{path_text(path)} has a head for "
+                    f"{format_count(len(tensor), 'class', 'classes')}, but the dataset has "
                     f"{len(expected)}; leave {' and '.join(sorted(head_state))} out of the file to "
                     "start with a new head"
                 )

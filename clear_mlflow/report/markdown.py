@@ -54,7 +54,8 @@ def format_run_description(
     classes = ", with every class" if matrix.score.is_accuracy else ""
     link = [] if report is None else [f"[**Report**{classes}]({report})", ""]
     details = " · ".join(f"{escape(name, 40)} {escape(value, 80)}" for name, value in items.items())
-    heading = escape(f"{record.dataset.name}, {num_trained} buckets", 100)
+    buckets = format_count(matrix.num_buckets, "bucket")
+    heading = escape(f"{record.dataset.name}, {record.rows[-1]} of {buckets}", 100)
     head = [f"### {heading}", "", *link, *_format_headline(results, matrix.score), details, ""]
     tail = ["", *_format_metrics(results.values())]
     text = "\n".join([*head, *_format_matrix(matrix), *tail]) + "\n"

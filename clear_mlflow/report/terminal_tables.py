@@ -14,7 +14,7 @@ from rich.text import Text
 
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, iter_measured_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import printable, truncate, truncate_start
+from clear_mlflow.core.text import format_count, printable, truncate, truncate_start
 from clear_mlflow.metrics import MetricResult
 
 _WIDTH = 80  # columns of a terminal
@@ -32,8 +32,8 @@ def render_run(record: Record, metrics: Iterable[MetricResult]) -> Iterator[Rend
         )
     if not record.is_complete:
         yield Text(
-            f"partial: {record.num_stored} of {record.masked_matrix.num_buckets} rows; do not "
-            "compare these metrics with metrics of complete runs"
+            f"partial: {record.num_stored} of {format_count(record.matrix.num_buckets, 'row')}; do "
+            "not compare these metrics with metrics of complete runs"
         )
     yield ""
     yield build_metrics_table(metrics)

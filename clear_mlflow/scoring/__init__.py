@@ -10,6 +10,7 @@ from mlflow.entities import Metric as MlflowMetric
 from mlflow.entities import Run
 
 from clear_mlflow.core.record import Record
+from clear_mlflow.core.text import format_count
 from clear_mlflow.metrics import (
     PREDICTION_METRICS,
     MetricResults,
@@ -43,11 +44,12 @@ class Changes:
 
     def __str__(self) -> str:
         """Return the changes in one line: "3 metric values, the page"."""
+        tags = "the tag" if len(self.tags) == 1 else "the tags"
         parts = {
-            f"{len(self.metric_values)} metric values": self.metric_values,
+            format_count(len(self.metric_values), "metric value"): self.metric_values,
             "the reports": self.reports,
             "the page": self.page,
-            f"the tags {', '.join(sorted(self.tags))}": self.tags,
+            f"{tags} {', '.join(sorted(self.tags))}": self.tags,
         }
         return ", ".join(part for part, is_needed in parts.items() if is_needed) or "nothing"
 

@@ -14,7 +14,7 @@ from mlflow.entities import Run
 from clear_mlflow.core.disk import create_durably
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, parse_row_index
-from clear_mlflow.core.text import safe_repr, warn
+from clear_mlflow.core.text import format_count, safe_repr, warn
 from clear_mlflow.core.untrusted import (
     MAX_RESULTS_BYTES,
     MAX_ROW_BYTES,
@@ -144,8 +144,9 @@ def check_has_no_rows(client: MlflowClient, run: Run) -> None:
     """
     if rows := list(list_row_sizes(client, run)):
         raise TrackingError(
-            f"run {run.info.run_id} already contains {len(rows)} rows ({rows[0]} to {rows[-1]}); "
-            "training into it again would contradict them: start a new run"
+            f"run {run.info.run_id} already contains {format_count(len(rows), 'row')} "
+            f"({rows[0]} to {rows[-1]}); training into it again would contradict them: start a new "
+            "run"
         )
 
 

@@ -19,7 +19,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import safe_repr, warn
+from clear_mlflow.core.text import format_count, safe_repr, warn
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_CLASSES
 
 _RESERVED = ("mlflow.", "clear_mlflow.")
@@ -383,7 +383,8 @@ def _split_buckets(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]
         raise ConfigError(f"{name} is {safe_repr(values)}; expected one entry per bucket")
     if len(values) != len(keys):
         raise ConfigError(
-            f"{name} has {len(values)} entries for {len(keys)} buckets; expected one per bucket"
+            f"{name} has {format_count(len(values), 'entry', 'entries')} for "
+            f"{format_count(len(keys), 'bucket')}; expected one per bucket"
         )
     return values
 

@@ -31,7 +31,7 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.core.score import RowCost, parse_row_cost
-from clear_mlflow.core.text import printable, safe_repr, truncate, warn
+from clear_mlflow.core.text import format_count, printable, safe_repr, truncate, warn
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.metrics import (
     ALL_METRICS,
@@ -520,7 +520,9 @@ class LoopRun(DisplayedRun):
 
     def __repr__(self) -> str:
         run = "not entered" if self._recorder is None else self.run_id
-        count = f"{len(self._rows.keys() - {0})} of {len(self.dataset.buckets)} rows"
+        count = (
+            f"{len(self._rows.keys() - {0})} of {format_count(len(self.dataset.buckets), 'row')}"
+        )
         return f"LoopRun({self.name!r}, {run}, {count})"
 
     @contextmanager

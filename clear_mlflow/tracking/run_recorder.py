@@ -18,7 +18,7 @@ from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, format_row_file_name, utc_now
-from clear_mlflow.core.text import safe_repr, warn
+from clear_mlflow.core.text import format_count, safe_repr, warn
 from clear_mlflow.core.version import __version__, list_software_versions
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import Uploader, read_exit_wait
@@ -88,7 +88,10 @@ class RunRecorder:
         if uploader.lease.error is None:
             self.write_curve(())
             if self._curve:
-                warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
+                points = format_count(
+                    len(self._curve), "point of its curve fits", "points of its curve fit"
+                )
+                warn(f"run {self.run_id}: {points} on no disk")
         try:
             uploader.finish(min(self._exit_wait, _MAX_STOPPED_WAIT_SECONDS if error else math.inf))
         finally:
@@ -320,7 +323,7 @@ class RunRecorder:
         if self.uploader.is_failing or not self._unplotted:
             return
         matrix = self._unplotted.pop()
-        title = f"{self._run_name}, after {matrix.num_rows} buckets"
+        title = f"{self._run_name}, after {format_count(matrix.num_rows, 'bucket')}"
         try:
             self.client.log_image(
                 self.run_id,

@@ -123,7 +123,7 @@ def test_a_run_folder_belongs_to_one_process(journal):
     folder[0].remove()
     assert len(again.list_entries()) == 4
     again.close()
-    with pytest.raises(TrackingError, match="4 files that an earlier process measured"):
+    with pytest.raises(TrackingError, match="4 files of an earlier process of run"):
         RunFolder.create(journal.folder, RUN, "http://host:1")
 
 

@@ -52,7 +52,7 @@ def test_a_run_without_a_report_gets_one(store, experiment_id):
     assert score(store, run).action == "unchanged"  # the tag is trusted
     store.delete_tag(run.info.run_id, names.SCORED_TAG)
     verdict = score(store, run, dry_run=True)
-    missing = "the reports, the page, the tags mlflow.clear_mlflow.scored"
+    missing = "the reports, the page, the tag mlflow.clear_mlflow.scored"
     assert f"would write {missing}" in verdict.detail
     assert not page_file(run).exists()
     assert score(store, run).action == "scored"

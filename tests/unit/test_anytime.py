@@ -187,7 +187,7 @@ def test_tests_on_training_images_are_masked():
         ({"buckets": ("a", "b", "c")}, "has buckets"),
         ({"num_instances": (N, N, N + 1)}, "images per bucket, but the rows have"),
         ({"num_tests": 9}, "is one of 9 tests in .*, and test 2 of its bucket one of 3"),
-        ({"step": 1}, "follows 1 steps, and test 2 of its bucket"),
+        ({"step": 1}, "follows 1 step, and test 2 of its bucket"),
     ],
 )
 def test_tests_of_another_run_are_rejected(change, message):

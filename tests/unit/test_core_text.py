@@ -1,5 +1,7 @@
 """Warnings during training are one line, and never end it."""
 
+import re
+
 import numpy as np
 import pytest
 from closed_streams import run_without_stderr
@@ -7,7 +9,7 @@ from one_line_errors import check_error
 
 from clear_mlflow import AccuracyMatrix, Score
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import safe_repr, warn
+from clear_mlflow.core.text import format_count, safe_repr, show_blank, warn
 
 
 def test_the_repr_of_an_array_is_one_line():
@@ -44,3 +46,22 @@ os.write(1, b"training goes on")
 os._exit(0)
 """
     assert run_without_stderr(code) == (b"training goes on", 0)
+
+
+def test_a_count_fits_its_noun():
+    assert [format_count(n, "run") for n in (0, 1, 2, 1200)] == [
+        *("0 runs", "1 run", "2 runs", "1,200 runs")
+    ]
+    assert format_count(1, "class is", "classes are") == "1 class is"
+    assert format_count(0.5, "point") == "0.5 points"
+
+
+@pytest.mark.parametrize("text", ["", "a", " a", "\u0301e", "ä", "7", "-", "é", "字", "\U0001f600"])
+def test_a_visible_text_is_shown_as_it_is(text):
+    assert show_blank(text) == text
+
+
+def test_nothing_else_adds_a_plural_s(project):
+    pattern = re.compile(r"""(?P<quote>['"])s(?P=quote) (if|\*)""")
+    texts = {path: path.read_text() for path in (project / "clear_mlflow").rglob("*.py")}
+    assert not [path.name for path, text in texts.items() if pattern.search(text)]

@@ -143,7 +143,7 @@ def test_random_borders_are_uniform():
 def test_counts_are_weights_and_equal_times_stay_together():
     days = ["2004-01-01", "2004-01-02", "2004-01-03", "2004-01-04"]
     assert divide(days, "equal:2", [1, 1, 1, 9]) == ["1", "1", "1", "2"]
-    with pytest.raises(DataError, match="photos has images for 1 buckets, because many have"):
+    with pytest.raises(DataError, match="photos has images for 1 bucket, because many have"):
         divide(days[:1], "equal:2", [12])
     with pytest.raises(DataError, match="row 0 has 2004, which lacks the month; expected times"):
         divide(["2004"], "month")

@@ -446,7 +446,7 @@ WRONG_TEXTS = [
     ("Task ID,loss\n,Task 1\n1,0.5\n", "expected 'accuracy'"),
     ("oops,0.8\n0.5,0.6\n", "contains 'oops' in line 1, cell 1; expected a number"),
     ("model,1,2\n1,0.9,0.8\n2,0.7,0.6\n", "contains 'model' in line 1, cell 1; expected a number"),
-    ("tested,a1,a2\n0,0.5\n", "contains 1 rows of numbers, but names 2"),
+    ("tested,a1,a2\n0,0.5\n", "contains 1 row of numbers, but names 2"),
     ("", "is empty; expected a file of results"),
     ("\ufeff\n \r\n", "is empty; expected a file of results"),
     ("t1,t2\n", "contains no line of numbers"),

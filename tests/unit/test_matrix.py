@@ -55,7 +55,7 @@ def test_a_row_may_have_fractions_instead_of_counts():
         ((0, ("x" * 101,), (1,), (2,)), "1 to 100"),
         ((0, ("a\x1b[2J",), (1,), (2,)), "printable"),
         ((0, ("\ud800",), (1,), (2,)), "printable"),
-        ((0, ("a", "b"), (1,), (2, 2)), "correct has 1 entries for 2"),
+        ((0, ("a", "b"), (1,), (2, 2)), "correct has 1 entry for 2"),
         ((0, ("a",), (3,), (2,)), "correct of bucket 'a' is 3"),
         ((0, ("a",), (0,), (0,)), "num_instances of bucket 'a' is 0"),
         ((0, ("a",), (1,), (2**53 + 1,)), "2**53"),

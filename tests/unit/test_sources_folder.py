@@ -139,7 +139,7 @@ def link_out(path):
         (break_one("2004.0/bus/a.png"), "'2004.0'"),
         (break_one("test/2004/bus/a.png"), "is next to it"),
         (break_one("2004-01/bus/a.png"), "begin on one day"),
-        (lambda root: [shutil.rmtree(root / y / "bus") for y in YEARS], "has 1 classes"),
+        (lambda root: [shutil.rmtree(root / y / "bus") for y in YEARS], "has 1 class;"),
         (link_out("2005/bus"), "leads out of"),
         (link_out("2005/bus/2005-bus-train-0.png"), "leads out of"),
     ],

@@ -186,7 +186,7 @@ EAST = timezone(timedelta(hours=2))
         ([f"{A},x,2004,1,train", "images/./a.png,x,2004,2,test"], "twice"),
         ([f"{A},1,2004,1,train", f"{B},2.5,2004,1,train"], "row 3 has label '2.5'"),
         ([f"{A},x,2004,1,train", f"{B},y,2004,1,valid"], "row 3 has 'valid' as 'split'"),
-        ([f"{A},x,2004,1,train"], "has 1 classes"),
+        ([f"{A},x,2004,1,train"], "has 1 class;"),
         ([f"{A},x,2004,1,test", f"{B},y,2004,1,test"], "nothing to train on"),
         ([f"{A},x,2004,1,train", f"{B},y,2004,1,train,more"], "cannot be read: Error tokenizing"),
         ([f"{A},x,2004,1", f"{B},y,2004,1,train"], "row 2 has '' as 'split'"),

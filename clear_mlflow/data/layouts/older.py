@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.data import files
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.images import Entry, ImageIndex, build_index
@@ -94,7 +94,8 @@ def _read_split(number: int, index: ImageIndex) -> NDArray[np.bool_] | None:
         train, test = parts
         if train & test or len(train | test) != len(rows) or len(test) >= len(train):
             raise DataError(
-                f"{path_text(folder / key)} has {len(train)} training and {len(test)} test images, "
+                f"{path_text(folder / key)} has {len(train)} training and "
+                f"{format_count(len(test), 'test image')}, "
                 f"{len(train & test)} of them in both, and {path_text(list_file)} has {len(rows)}; "
                 "expected each image once, and fewer to test on: unpack the dataset again"
             )

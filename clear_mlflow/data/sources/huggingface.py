@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError, require_package
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, MAX_TABLE_ROWS
 from clear_mlflow.data import files
 from clear_mlflow.data.files import format_names, path_text, reason
@@ -158,7 +158,7 @@ def _join_splits(
             "and test"
         )
     warnings = tuple(
-        f"left out: split {safe_repr(name)}, {dataset[name].num_rows} images"
+        f"left out: split {safe_repr(name)}, {format_count(dataset[name].num_rows, 'image')}"
         for name in sorted(set(dataset) - {TRAIN, TEST})
     )
     if TEST not in dataset:

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.text import format_count
 from clear_mlflow.core.untrusted import (
     MAX_CONFIG_BYTES,
     MAX_FEATURES_WIDTH,
@@ -67,7 +68,8 @@ def read_description(path: Path) -> ModelDescription | None:
             parse_json_object(text, MAX_CONFIG_BYTES), ModelDescription
         )
         if len(model.class_names) != model.num_classes or model.num_classes < 1:
-            raise RecordError(f"{len(model.class_names)} names for {model.num_classes} classes")
+            count = format_count(len(model.class_names), "name")
+            raise RecordError(f"{count} for {format_count(model.num_classes, 'class', 'classes')}")
         if any(not {*c} or {*c} - {*model.class_names} for c in model.classes_by_bucket.values()):
             raise RecordError("a bucket with unknown classes, or without classes")
         return model

@@ -16,7 +16,7 @@ from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, stack_all_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import one_line
+from clear_mlflow.core.text import format_count, one_line
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import (
     DEFAULT_TITLES,
@@ -181,7 +181,8 @@ def _build_subtitle(report: RunReport) -> str:
         if name in report.configuration
     ]
     parts.append("no seed" if record.seed is None else f"seed {record.seed}")
-    parts.append(f"{record.rows[-1]} of {record.matrix.num_buckets} buckets trained")
+    buckets = format_count(record.matrix.num_buckets, "bucket")
+    parts.append(f"{record.rows[-1]} of {buckets} trained")
     return " · ".join(parts)
 
 
@@ -190,7 +191,7 @@ def _list_warnings(report: RunReport) -> list[str]:
     warnings = [one_line(note, 400) for note in report.notes]
     if missing := record.missing:
         rest = f" and {len(missing) - 20} more" if missing[20:] else ""
-        rows = f"row{'s' if missing[1:] else ''} {', '.join(map(str, missing[:20]))}{rest}"
+        rows = f"{'rows' if missing[1:] else 'row'} {', '.join(map(str, missing[:20]))}{rest}"
         warnings.append(f"Not stored: {rows}.")
     if record.dataset.split != TEST:
         warnings.append(
@@ -252,7 +253,8 @@ def _pack_predictions(predictions: Predictions | None) -> tuple[dict[str, Any] |
     if len(rows) < len(predictions.rows):
         note = (
             f"The page contains the predictions of the last {len(rows)} of "
-            f"{len(predictions.rows)} rows; all are in the artifacts in predictions."
+            f"{format_count(len(predictions.rows), 'row')}; all are in the artifacts in "
+            "predictions."
         )
     names = [one_line(name, _MAX_CLASS_NAME) for name in images.class_names]
     return {"classes": names, "wide": num_classes > 256, "totals": totals, "rows": rows}, note

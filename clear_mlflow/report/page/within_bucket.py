@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime import AnytimeMatrix
-from clear_mlflow.core.text import format_percent
+from clear_mlflow.core.text import format_count, format_percent
 from clear_mlflow.report.page.line_charts import Axis, Line, LinePoint, build_axis, build_line_chart
 from clear_mlflow.report.page.matrix_map import sample_evenly, shorten_key
 
@@ -50,8 +50,9 @@ def build_within_bucket_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
     names = {_PAST: "mean of the past buckets", _CURRENT: "the bucket in training"}
     num_tests = sum(len(bucket_tests) for bucket_tests in tests.tests.values())
     note = (
-        f"The model was tested {num_tests:,} times within its buckets, in {history.num_steps:,.0f} "
-        "optimiser steps. A vertical line is the end of a bucket; a dot is its row of the matrix. "
+        f"The model was tested {format_count(num_tests, 'time')} within its buckets, in "
+        f"{format_count(round(history.num_steps), 'optimiser step')}. "
+        "A vertical line is the end of a bucket; a dot is its row of the matrix. "
         "A curve that drops after a line and recovers before the next one shows the stability gap, "
         f"which is not visible in the rows. {mean_axis.note}"
     )
