@@ -563,7 +563,7 @@ def drop_undecodable(
     ]
     if (num_unlisted := len(damages) - _MOST_LISTED) > 0:
         count = format_count(num_unlisted, "more image is", "more images are")
-        messages.append(f"{count} not used: they cannot be decoded")
+        messages.append(f"{count} not used for the same reason")
     is_decodable = np.array([file not in damages for file in stream.images.files])
     decodable = stream.with_images(
         stream.images.take(np.flatnonzero(is_decodable)),
