@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -168,10 +169,11 @@ def evaluate_metrics(
         PREQUENTIAL: prequential,
     }
     results: dict[str, MetricResult] = {}
+    adapted = adapt_metrics(metrics, matrix.score)
     for needs, measurements in inputs.items():
         group = [
             metric
-            for metric in adapt_metrics(metrics, matrix.score)
+            for metric in adapted
             if measurements is not None
             and metric.needs == needs
             and not (metric.skip_if is not None and metric.skip_if(measurements))
@@ -218,19 +220,27 @@ def build_logged_result(name: str, value: float, score: Score) -> MetricResult:
 
 def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
     """Sort results: built-in metrics in a fixed order, then custom ones."""
-    built_in = {name: None for r in results.values() for name in get_built_in_metrics(r.score)}
-    names = [*(name for name in built_in if name in results), *results]
-    return MetricResults((name, results[name]) for name in dict.fromkeys(names))
+    names: dict[str, None] = {}
+    for score in dict.fromkeys(result.score for result in results.values()):
+        names |= {name: None for name in get_built_in_metrics(score) if name in results}
+    return MetricResults((name, results[name]) for name in (names | dict.fromkeys(results)))
 
 
 def _build_result_fields(metric: Metric) -> dict[str, Any]:
-    is_built_in = metric.name in get_built_in_metrics(metric.score)
+    formula, meaning = _describe_metric(metric.name, metric.score)
     return {
         "name": metric.name,
         "higher_is_better": metric.higher_is_better is not False,
-        "formula": metric.formula if is_built_in else "",
-        "meaning": one_line(metric.meaning, 200) if is_built_in else "",
+        "formula": formula,
+        "meaning": meaning,
     }
+
+
+@lru_cache(maxsize=1024)
+def _describe_metric(name: str, score: Score) -> tuple[str, str]:
+    """Return a built-in metric's formula and meaning, "" of others."""
+    metric = get_built_in_metrics(score).get(name)
+    return ("", "") if metric is None else (metric.formula, one_line(metric.meaning, 200))
 
 
 def _explain_masked_value(error: UndefinedMetricError, protocol: str) -> UndefinedMetricError:

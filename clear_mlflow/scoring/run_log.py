@@ -7,24 +7,20 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import lru_cache, partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
-from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_IMAGES, MLFLOW_USER
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_IMAGES
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import Record, RowRecord, format_row_file_name
-from clear_mlflow.core.untrusted import MAX_ROW_BYTES, parse_json_object
+from clear_mlflow.core.matrix import AccuracyMatrix, stack_all_rows
+from clear_mlflow.core.record import Record, format_row_file_name
 from clear_mlflow.metrics import (
     PREQUENTIAL_METRICS,
     WITHIN_BUCKET_METRICS,
@@ -42,21 +38,18 @@ from clear_mlflow.scoring import Changes, Scores, evaluate
 from clear_mlflow.scoring.run_record import (
     StoredRun,
     build_families_tag,
-    get_configuration,
     parse_logged_versions,
     read_predictions_and_tests,
     read_prequential,
     read_record,
     read_test_matrix,
     split_score_hash,
-    to_milliseconds,
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import log_in_batches, log_tags, mlflow_errors
 from clear_mlflow.store.rows import (
     build_missing_rows_error,
-    hash_rows,
     pack_matrix_tag,
     unpack_matrix_tag,
 )
@@ -65,22 +58,6 @@ from clear_mlflow.store.ui_urls import format_artifact_link
 
 _NO_TAG = "none"
 REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
-# Tag to its label on the page of a run.
-_ENVIRONMENT = {
-    names.VERSION_TAG: "clear_mlflow",
-    names.SOFTWARE_TAG: "software",
-    names.COMMIT_TAG: "commit of clear_mlflow",
-    "git_commit": "commit",
-    names.PROCESSES_TAG: "processes",
-    names.RESUMES_TAG: "times resumed",
-    names.IMPORT_FORMAT_TAG: "imported from a file of",
-    MLFLOW_USER: "user",
-}
-_DATASET_LABELS = {
-    "num_classes": "classes",
-    "split": "split",
-    "left_out": "damaged images left out",
-}
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:
@@ -274,7 +251,7 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
         explanation = f"Its predictions were left out: {problems.pop('predictions')}."
     elif stored.predictions is None and record.matrix.score.is_accuracy:
         explanation = "Accuracy per class needs the predictions, and the run kept none."
-    fields = _build_metadata(stored, record)
+    fields = {**stored.metadata}
     notes = [*fields.pop("warnings")]
     notes += [f"Its {name} were left out: {reason}." for name, reason in problems.items()]
     return RunReport(
@@ -330,16 +307,24 @@ def build_metric_values(stored: StoredRun, results: MetricResults) -> list[Mlflo
     Step and timestamp are the row's number and time; step 0 is before training. Undefined values
     and metrics that have only a logged value are left out. A run without rows has none.
     """
+    return [
+        MlflowMetric(name, value, stored.times[step], step)
+        for name, steps in _list_series(stored, results).items()
+        for step, value in steps.items()
+    ]
+
+
+def _list_series(stored: StoredRun, results: MetricResults) -> dict[str, Mapping[int, float]]:
+    """List the series to log, by name and step: metrics, then buckets."""
     if stored.record is None:
-        return []
+        return {}
     matrix = stored.record.masked_matrix
-    computed = {name: r.series for name, r in results.items() if r.version is not None}
-    times, points = compute_times(stored.rows, matrix.num_rows), []
-    for row in range(matrix.num_rows + 1):
-        values = {name: steps[row] for name, steps in computed.items() if row in steps}
-        points += build_row_points(matrix, row, values, times[row])
-    # Metrics first: MLflow's page of a run lists names in the order in which they arrived.
-    return sorted(points, key=lambda point: names.is_bucket_series(point.key))
+    series = {name: r.series for name, r in results.items() if r.version is not None}
+    cells = stack_all_rows(matrix)[: matrix.num_rows + 1]
+    for j, name in _name_charted_buckets(matrix.buckets, matrix.score.name).items():
+        column = enumerate(cells[:, j].tolist())
+        series[name] = {row: cell for row, cell in column if not math.isnan(cell)}
+    return {name: steps for name, steps in series.items() if steps}
 
 
 def _find_missing_values(
@@ -353,31 +338,27 @@ def _find_missing_values(
     A value that replaces another number has a later timestamp, since MLflow shows the latest.
     """
     logged, logged_versions = stored.run.data.metrics, parse_logged_versions(stored.run.data.tags)
-    values_by_name: dict[str, list[MlflowMetric]] = {}
-    for value in build_metric_values(stored, results):
-        values_by_name.setdefault(value.key, []).append(value)
-    for name, values in values_by_name.items():
-        if name not in logged:
-            yield from values
-            continue
-        has_same_version = (
-            logged_versions.get(name) == results[name].version
-            if name in results
-            else bool(logged_versions)
-        )
-        if logged[name] == values[-1].value and has_same_version and not check_all:
-            continue
-        with mlflow_errors(f"read {name} of run {stored.run_id}"):
-            history = read_history(name)
-        latest = {m.step: m for m in sorted(history, key=lambda metric: metric.timestamp)}
-        for value in values:
-            current = latest.get(value.step)
+    for name, steps in _list_series(stored, results).items():
+        latest: dict[int, MlflowMetric] = {}
+        if name in logged:
+            has_same_version = (
+                logged_versions.get(name) == results[name].version
+                if name in results
+                else bool(logged_versions)
+            )
+            if logged[name] == steps[max(steps)] and has_same_version and not check_all:
+                continue
+            with mlflow_errors(f"read {name} of run {stored.run_id}"):
+                history = read_history(name)
+            latest = {m.step: m for m in sorted(history, key=lambda metric: metric.timestamp)}
+        for step, value in steps.items():
+            current = latest.get(step)
             if current is None:
-                yield value
-            elif current.value != value.value:
+                yield MlflowMetric(name, value, stored.times[step], step)
+            elif current.value != value:
                 # MLflow shows the later of two values at a step.
-                time = max(current.timestamp + 1, value.timestamp)
-                yield MlflowMetric(name, value.value, time, value.step)
+                time = max(current.timestamp + 1, stored.times[step])
+                yield MlflowMetric(name, value, time, step)
 
 
 @lru_cache(maxsize=32)
@@ -399,8 +380,7 @@ def compute_score_hash(stored: StoredRun, record: Record, versions: Mapping[str,
     logged hash stands for predictions and tests that were not read.
     versions: metric name to :attr:`Metric.version`.
     """
-    rows_hash = hash_rows(stored.run_id, stored.files)
-    other_inputs = _hash([PAGE_VERSION, stored.run_name, versions, _build_metadata(stored, record)])
+    other_inputs = _hash([PAGE_VERSION, stored.run_name, versions, stored.metadata])
     predictions_hash, tests_hash, prequential_hash = split_score_hash(stored.run.data.tags)[2:]
     if stored.predictions is not None:
         predictions_hash = _hash_predictions(stored.predictions)
@@ -409,7 +389,7 @@ def compute_score_hash(stored: StoredRun, record: Record, versions: Mapping[str,
         tests_hash = _hash_tests(record) if stored.tests.is_complete else ""
     if stored.prequential is not None:
         prequential_hash = hashlib.sha256(stored.prequential.to_bytes()).hexdigest()[:16]
-    hashes = (rows_hash, other_inputs, predictions_hash, tests_hash, prequential_hash)
+    hashes = (stored.rows_hash, other_inputs, predictions_hash, tests_hash, prequential_hash)
     return ".".join(hashes).rstrip(".")
 
 
@@ -454,57 +434,6 @@ def _hash_predictions(predictions: Predictions) -> str:
     for row, row_predictions in sorted(predictions.rows.items()):
         hasher.update(f"\0{row}\0".encode() + row_predictions.to_bytes())
     return f"{hasher.hexdigest()[:16]}-{len(predictions.rows)}"
-
-
-def compute_times(rows: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
-    """Compute each step's milliseconds since 1970, repeated where rows are missing."""
-    times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in rows.values()}
-    times: dict[int, int] = {}
-    time = min(times_by_row.values())
-    for step in range(num_rows + 1):
-        time = times[step] = times_by_row.get(step, time)
-    return times
-
-
-def _build_metadata(stored: StoredRun, record: Record) -> dict[str, Any]:
-    """Build the fields of a report, empty if missing or unknown."""
-    run, times = stored.run, compute_times(stored.rows, record.matrix.num_rows).values()
-    params, tags = dict(sorted(run.data.params.items())), run.data.tags
-    configuration = get_configuration(params)
-    requested = params | {
-        n.removeprefix("asked/"): v for n, v in params.items() if n.startswith("asked/")
-    }
-    entries = run.inputs.dataset_inputs if run.inputs else ()
-    profiles = {entry.dataset.name: entry.dataset.profile for entry in entries}
-    profile: Mapping[str, Any] = {}
-    with suppress(RecordError):  # in an unknown format
-        profile = parse_json_object(profiles.get(record.dataset.name) or "{}", MAX_ROW_BYTES)
-    dataset = {label: str(profile[key]) for key, label in _DATASET_LABELS.items() if key in profile}
-    if isinstance(features := profile.get("features"), dict):
-        dataset["features"] = str(features.get("name"))
-    num_train, warnings = profile.get("num_train"), profile.get("warnings")
-    first, last = (
-        datetime.fromtimestamp(time / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        for time in (min(times), max(times))
-    )
-    environment = {label: tags[tag] for tag, label in _ENVIRONMENT.items() if tag in tags}
-    environment["rows measured"] = first if first == last else f"{first} to {last}"
-    if not any(record.matrix.costs):
-        environment["cost of its training"] = "not in its rows"
-    return {
-        "configuration": configuration,
-        "requested": {
-            name: value
-            for name, value in requested.items()
-            if name in configuration and value != configuration[name]
-        },
-        "dataset": dataset,
-        "num_train": {key: count for key, count in num_train.items() if isinstance(count, int)}
-        if isinstance(num_train, dict)
-        else {},
-        "environment": environment,
-        "warnings": [str(line) for line in warnings] if isinstance(warnings, list) else [],
-    }
 
 
 def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_USER
 
 from clear_mlflow.core.anytime import (
     ANYTIME_FOLDER,
@@ -47,7 +51,7 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, check_size
-from clear_mlflow.store.rows import load_stored_rows
+from clear_mlflow.store.rows import hash_rows, load_stored_rows
 
 _JOBS = 8  # parallel requests
 # For the predictions of all rows on a live page: labels of CLEAR-100's 55,000 test images take half
@@ -55,6 +59,22 @@ _JOBS = 8  # parallel requests
 _MAX_PAGE_BYTES = 256 * 2**20
 _REMOVED = "they were there when it was scored, and are gone; what was computed of them stays"
 _USED, _REQUESTED = "used/", "asked/"
+# Tag to its label on the page of a run.
+_ENVIRONMENT = {
+    names.VERSION_TAG: "clear_mlflow",
+    names.SOFTWARE_TAG: "software",
+    names.COMMIT_TAG: "commit of clear_mlflow",
+    "git_commit": "commit",
+    names.PROCESSES_TAG: "processes",
+    names.RESUMES_TAG: "times resumed",
+    names.IMPORT_FORMAT_TAG: "imported from a file of",
+    MLFLOW_USER: "user",
+}
+_DATASET_LABELS = {
+    "num_classes": "classes",
+    "split": "split",
+    "left_out": "damaged images left out",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,6 +102,21 @@ class StoredRun:
     def run_name(self) -> str:
         """Name of the MLflow run, its id if empty."""
         return str(self.run.info.run_name or self.run_id)
+
+    @cached_property
+    def rows_hash(self) -> str:
+        """Hash of the run's id and its row files."""
+        return hash_rows(self.run_id, self.files)
+
+    @cached_property
+    def times(self) -> Mapping[int, int]:
+        """Each step's milliseconds since 1970, {} without rows."""
+        return {} if self.record is None else compute_times(self.rows, self.record.matrix.num_rows)
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """Fields of a report, empty if missing or unknown; {} without rows."""
+        return {} if self.record is None else _build_metadata(self, self.record)
 
     @property
     def rows_state(self) -> str:
@@ -290,6 +325,56 @@ def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 def to_milliseconds(written_at: str) -> int:
     """Convert an ISO 8601 time to milliseconds since the epoch."""
     return round(datetime.fromisoformat(written_at.replace("Z", "+00:00")).timestamp() * 1000)
+
+
+def compute_times(rows: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
+    """Compute each step's milliseconds since 1970, repeated where rows are missing."""
+    times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in rows.values()}
+    times: dict[int, int] = {}
+    time = min(times_by_row.values())
+    for step in range(num_rows + 1):
+        time = times[step] = times_by_row.get(step, time)
+    return times
+
+
+def _build_metadata(stored: StoredRun, record: Record) -> dict[str, Any]:
+    run, times = stored.run, stored.times.values()
+    params, tags = dict(sorted(run.data.params.items())), run.data.tags
+    configuration = get_configuration(params)
+    requested = params | {
+        n.removeprefix("asked/"): v for n, v in params.items() if n.startswith("asked/")
+    }
+    entries = run.inputs.dataset_inputs if run.inputs else ()
+    profiles = {entry.dataset.name: entry.dataset.profile for entry in entries}
+    profile: Mapping[str, Any] = {}
+    with suppress(RecordError):  # in an unknown format
+        profile = parse_json_object(profiles.get(record.dataset.name) or "{}", MAX_ROW_BYTES)
+    dataset = {label: str(profile[key]) for key, label in _DATASET_LABELS.items() if key in profile}
+    if isinstance(features := profile.get("features"), dict):
+        dataset["features"] = str(features.get("name"))
+    num_train, warnings = profile.get("num_train"), profile.get("warnings")
+    first, last = (
+        datetime.fromtimestamp(time / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        for time in (min(times), max(times))
+    )
+    environment = {label: tags[tag] for tag, label in _ENVIRONMENT.items() if tag in tags}
+    environment["rows measured"] = first if first == last else f"{first} to {last}"
+    if not any(record.matrix.costs):
+        environment["cost of its training"] = "not in its rows"
+    return {
+        "configuration": configuration,
+        "requested": {
+            name: value
+            for name, value in requested.items()
+            if name in configuration and value != configuration[name]
+        },
+        "dataset": dataset,
+        "num_train": {key: count for key, count in num_train.items() if isinstance(count, int)}
+        if isinstance(num_train, dict)
+        else {},
+        "environment": environment,
+        "warnings": [str(line) for line in warnings] if isinstance(warnings, list) else [],
+    }
 
 
 def _select_metrics(

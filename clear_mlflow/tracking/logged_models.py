@@ -22,7 +22,8 @@ from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring import Scores
-from clear_mlflow.scoring.run_log import build_row_points, compute_times
+from clear_mlflow.scoring.run_log import build_row_points
+from clear_mlflow.scoring.run_record import compute_times
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors

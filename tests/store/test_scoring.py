@@ -9,8 +9,8 @@ from trainings import NUM_TEST
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.scoring.run_log import compute_times, log_results, read_scores, score
-from clear_mlflow.scoring.run_record import read_record
+from clear_mlflow.scoring.run_log import log_results, read_scores, score
+from clear_mlflow.scoring.run_record import compute_times, read_record
 from clear_mlflow.store.rows import parse_rows
 
 
