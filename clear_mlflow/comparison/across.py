@@ -29,7 +29,6 @@ from clear_mlflow.comparison.result import (
     Pair,
     PairAcross,
 )
-from clear_mlflow.comparison.wording import is_a_better
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import format_count, one_line, safe_repr, truncate_apart
 
@@ -86,9 +85,7 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
             differences[value] = -pair.difference if is_turned else pair.difference
             outcomes[value] = UNDECIDED
             if pair.outcome == DIFFERENT:
-                outcomes[value] = (
-                    BETTER if is_a_better(pair, pair.difference) != is_turned else WORSE
-                )
+                outcomes[value] = BETTER if pair.is_a_better != is_turned else WORSE
         pairs.append(
             PairAcross(
                 a=names[a],

@@ -150,6 +150,11 @@ class Group:
         values = {n: sorted({run.method_params.get(n, NOT_LOGGED) for run in runs}) for n in names}
         return {name: tuple(values[name]) for name in names if len(values[name]) > 1}
 
+    def format_mixed_params(self) -> str:
+        """Return the parameters that differ in the group, in 200 characters."""
+        params = (f"{name} {' and '.join(values)}" for name, values in self.mixed_params.items())
+        return truncate(", ".join(params), 200)
+
     @cached_property
     def metrics(self) -> Mapping[str, SeedSummary]:
         """Summary of each metric over the seeds that define it."""

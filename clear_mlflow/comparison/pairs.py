@@ -24,9 +24,6 @@ from clear_mlflow.comparison.wording import (
     ONE_SAMPLE,
     PAIRED,
     WELCH,
-    format_mixed_params,
-    is_a_better,
-    list_test_intervals,
     write_exploratory,
     write_seeds_needed,
     write_verdict,
@@ -87,7 +84,7 @@ def compare_groups(
                 image_tests[pair] = bootstrap.test(a, b)
         intervals = {i: bootstrap.intervals(run) for i, run in by_group.items()}
     # Minima over different intervals are not comparable.
-    excluded = WITHIN_BUCKET if len(list_test_intervals(ranked)) > 1 else None
+    excluded = WITHIN_BUCKET if len(ranked.test_intervals) > 1 else None
     metrics = [m for m in (*ranked.definitions, *EXTRA_METRICS) if m.needs != excluded]
     ranking_metric = [metric for metric in metrics if metric.name == ranked.ranked_by]
     pairs = compare_pairs(ranked, ranking_metric, image_tests, margin=ranked.margin)
@@ -116,9 +113,7 @@ def _find_best(ranked: Comparison, pairs: Sequence[Pair]) -> frozenset[int]:
     """Return the groups significantly better than all others under their conditions."""
     num_groups = Counter(group.conditions_index for group in ranked.groups)
     num_worse = Counter(
-        pair.indices[not is_a_better(pair, pair.difference)]
-        for pair in pairs
-        if pair.outcome == DIFFERENT
+        pair.indices[not pair.is_a_better] for pair in pairs if pair.outcome == DIFFERENT
     )
     return frozenset(
         index
@@ -322,7 +317,7 @@ def _compare_over_seeds(a: Group, b: Group, pair: Pair) -> Pair | None:
 
 def _describe_cost(a: Group, b: Group, pair: Pair) -> Iterator[str]:
     """Yield what a better mean costs: ``1.9 times the training FLOPs``."""
-    better, worse = (a, b) if is_a_better(pair, pair.mean_difference) else (b, a)
+    better, worse = (a, b) if pair.is_a_better else (b, a)
     cost, other_cost = better.metrics.get(COST), worse.metrics.get(COST)
     if is_cost(pair.metric) or not pair.mean_difference or cost is None or other_cost is None:
         return
@@ -337,7 +332,7 @@ def _list_remarks(a: Group, b: Group, pair: Pair) -> Iterator[str]:
     names = a.name, b.name
     for name, group in zip(names, (a, b), strict=True):
         if group.mixed_params:
-            yield f"{name} mixes {format_mixed_params(group)}"
+            yield f"{name} mixes {group.format_mixed_params()}"
         if pair.values is None:
             continue
         if diverged := len(group.diverged):

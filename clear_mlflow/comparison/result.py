@@ -83,6 +83,11 @@ class Pair:
     notes: tuple[str, ...] = ()  # cost of a better mean, outliers, and further remarks
 
     @property
+    def is_a_better(self) -> bool:
+        """True if the mean of A is better, significantly or not."""
+        return (self.mean_difference > 0) == self.higher_is_better
+
+    @property
     def is_within_margin(self) -> bool:
         """True if the difference is significantly smaller than the margin."""
         return self.equivalence_p is not None and self.equivalence_p <= ALPHA
@@ -210,6 +215,11 @@ class Comparison:
     def runs(self) -> tuple[ComparedRun, ...]:
         """All runs with rows, group by group."""
         return tuple(run for group in self.groups for run in group.members)
+
+    @property
+    def test_intervals(self) -> list[str]:
+        """The values of test_every of runs tested within buckets."""
+        return sorted({run.test_every for run in self.runs if run.test_every})
 
     @property
     def is_validation(self) -> bool:

@@ -25,7 +25,7 @@ from clear_mlflow.comparison.result import (
 )
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.matrix import TEST, VALIDATION
-from clear_mlflow.core.text import format_count, safe_repr, truncate
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.statistics import MAX_SEEDS, MIN_SEEDS
 
 _MAX_NAME_LENGTH = 120  # of a run that stores a comparison
@@ -57,7 +57,7 @@ def write_verdict(pair: Pair) -> str:
     result = _format_result(pair, ends, LEVEL, p_text)
     margin = None if pair.margin is None else _format_margin(pair.margin, pair)
     if pair.outcome == DIFFERENT:
-        better, worse = names if is_a_better(pair, pair.difference) else names[::-1]
+        better, worse = names if pair.is_a_better else names[::-1]
         sentence = (
             f"{one}{better} is significantly better than {one.lower()}{worse} in {metric} "
             f"({lead}, {result})."
@@ -123,18 +123,13 @@ def write_seeds_needed(seeds: int | None, result: str) -> str:
     return f"A new comparison with {seeds} fresh seeds per method would {result} with 80 % power."
 
 
-def is_a_better(pair: Pair, difference: float | None) -> bool:
-    """Return True if a difference A - B means A is better."""
-    return ((difference or 0.0) > 0) == pair.higher_is_better
-
-
 def _describe_difference(pair: Pair) -> str:
     """Return the better group, such as ``naive +0.8 points``, or ``equal means``."""
     sign, direction = ("+", "") if pair.higher_is_better else ("-", "lower is better: ")
     size = abs(pair.mean_difference)
     if not size:
         return f"{direction}equal means"
-    leader = pair.a if is_a_better(pair, pair.mean_difference) else pair.b
+    leader = pair.a if pair.is_a_better else pair.b
     text = f"{size:.4g}"
     if pair.is_in_percent:
         text = f"{100 * size:.{1 if size >= 0.001 else 2}f} points"
@@ -159,7 +154,7 @@ def _format_result(
     p-value as text, such as ``p = 0.02``.
     """
     low, high = (end or 0.0 for end in ends)
-    if not is_a_better(pair, pair.mean_difference):
+    if not pair.is_a_better:
         low, high = -high, -low
     decimals = 2 if high - low < 0.004 else 1
     low_text, high_text = (
@@ -305,13 +300,8 @@ def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
         )
 
 
-def list_test_intervals(ranked: Comparison) -> list[str]:
-    """Return the values of test_every of runs tested within buckets."""
-    return sorted({run.test_every for run in ranked.runs if run.test_every})
-
-
 def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
-    intervals, runs = list_test_intervals(ranked), ranked.runs
+    intervals, runs = ranked.test_intervals, ranked.runs
     if num_without := sum(not run.test_every for run in runs) if intervals else 0:
         have, their = ("has", "its") if num_without == 1 else ("have", "their")
         yield (
@@ -355,7 +345,7 @@ def _warn_about_group(group: Group) -> Iterator[str]:
     if group.mixed_params:
         yield (
             f"{group.name} mixes runs with different parameters "
-            f"({format_mixed_params(group)}), so its mean describes no single method. The default "
+            f"({group.format_mixed_params()}), so its mean describes no single method. The default "
             "grouping separates them."
         )
     for lost_run in group.without_rows:
@@ -427,12 +417,6 @@ def _warn_about_tests(
                 f"No group on {truncate_name(ranked.conditions[index].name)} is the baseline, "
                 "so nothing is tested there."
             )
-
-
-def format_mixed_params(group: Group) -> str:
-    """Return the parameters that differ in a group, in 200 characters."""
-    params = (f"{name} {' and '.join(values)}" for name, values in group.mixed_params.items())
-    return truncate(", ".join(params), 200)
 
 
 def list_differences(dataset: DatasetDescription, other: DatasetDescription) -> Iterator[str]:
