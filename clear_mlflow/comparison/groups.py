@@ -236,7 +236,7 @@ def group_runs(
                 f"there are {', '.join(sorted(valid_labels)[:20])}",
                 parameter="group_by",
             )
-    notes: list[str] = []
+    repeated: list[str] = []
     unique = [*{run.run_id: run for run in reversed(runs)}.values()][::-1]
     conditions = list(dict.fromkeys(run.record.dataset for run in unique))
     members_by_key: dict[tuple[tuple[str, ...], int, str], list[ComparedRun]] = {}
@@ -250,10 +250,7 @@ def group_runs(
             continue
         if run.test_every and not duplicate.test_every:  # the run with more results is kept
             members[members.index(duplicate)], run, duplicate = run, duplicate, run
-        notes.append(
-            f"{format_run(run)} repeats {format_run(duplicate)}: the same seed and the same "
-            "matrix; it is counted once."
-        )
+        repeated.append(f"{format_run(run)} repeats {format_run(duplicate)}")
     lengths = dict.fromkeys(conditions, 0)
     for run in unique:
         if not run.diverged:
@@ -277,7 +274,16 @@ def group_runs(
             _build_names(members_by_key, group_by, conditions), members_by_key.items(), strict=True
         )
     ]
-    return groups, conditions, [*notes, *_describe_repeated_seeds(groups)]
+    notes = [*_describe_repeated_runs(repeated), *_describe_repeated_seeds(groups)]
+    return groups, conditions, notes
+
+
+def _describe_repeated_runs(repeated: Sequence[str]) -> list[str]:
+    reason = "the same seed and the same matrix"
+    if len(repeated) > 1:
+        number = len(repeated)
+        return [f"{number} runs repeat another one, {reason}; each is counted once: {repeated[0]}."]
+    return [f"{text}: {reason}; it is counted once." for text in repeated]
 
 
 def _belongs_to_group(

@@ -102,6 +102,9 @@ def test_a_repeated_run_counts_once():
     (group,) = comparison.groups
     assert [run.run_id for run in group.members] == ["replay-0", "replay-1", "replay-2"]
     assert any("repeats" in warning and "copy" in warning for warning in comparison.warnings)
+    others = [compared_run("replay", counts(180, i), seed=i, run_id=f"copy {i}") for i in range(3)]
+    (warning,) = (text for text in compare([*runs, *others]).warnings if "repeat" in text)
+    assert warning.startswith("3 runs repeat another one, the same seed and the same matrix; each")
 
 
 def test_a_repeated_seed_with_different_numbers_is_reported():
