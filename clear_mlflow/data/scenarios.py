@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.data.stream import DOMAIN, BucketStream
 
 CLASS, TASK = "class", "task"
@@ -84,9 +84,10 @@ def apply_scenario(
     number = len(groups)
     if number < 2 or (not uses_all_times and number > num_times):
         raise ConfigError(
-            f"scenario_args has classes_per_bucket={size}, which makes {number} buckets of the "
-            f"{len(names)} classes; expected at least 2, and with times=own at most the "
-            f"{num_times} buckets of the stream's time: pass times=all"
+            f"scenario_args has classes_per_bucket={size}, which makes "
+            f"{format_count(number, 'bucket')} of the {len(names)} classes; expected at least 2, "
+            f"and with times=own at most the {format_count(num_times, 'bucket')} of the stream's "
+            "time: pass times=all"
         )
     starts = [k * num_times // number for k in range(number + 1)]
     group_of_label = np.array([names.index(name) // size for name in dataset.class_names])

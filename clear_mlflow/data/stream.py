@@ -189,9 +189,9 @@ def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[st
     for key, rows in zip(index.buckets, images.group_by_bucket(len(index.buckets)), strict=True):
         if not is_test[rows].any():
             raise DataError(
-                f"bucket {key} of {path_text(index.root)} has {len(rows)} images; expected at "
-                f"least 4, to hold out {TEST_RATIO:.0%} of them: pass protocol=streaming, or "
-                "unpack the dataset again"
+                f"bucket {key} of {path_text(index.root)} has {format_count(len(rows), 'image')}; "
+                f"expected at least 4, to hold out {TEST_RATIO:.0%} of them: pass "
+                "protocol=streaming, or unpack the dataset again"
             )
     return replace(images, is_test=is_test), warnings
 
@@ -210,8 +210,9 @@ def _hold_out(
         number = int(is_test[rows].sum())
         if not 0 < number < len(rows):
             raise DataError(
-                f"bucket {key} of {path_text(index.root)} has {len(rows)} images, of which "
-                f"{number} {purpose}; expected some to train on and some to hold out: {advice}"
+                f"bucket {key} of {path_text(index.root)} has {format_count(len(rows), 'image')}, "
+                f"of which {number} {purpose}; expected some to train on and some to hold out: "
+                f"{advice}"
             )
     return replace(images, is_test=is_test)
 

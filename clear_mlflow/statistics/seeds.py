@@ -328,8 +328,8 @@ def power(test: TTest, seeds: int, *, alpha: float = 0.05, margin: float | None 
     """
     if seeds < 2 or not 0 < alpha < 1:
         raise ConfigError(
-            f"got {safe_repr(seeds)} seeds and alpha {safe_repr(alpha)}; expected at least 2 "
-            "seeds and an alpha between 0 and 1"
+            f"seeds is {safe_repr(seeds)} and alpha {safe_repr(alpha)}; expected at least 2 seeds "
+            "and an alpha between 0 and 1"
         )
     # Of unequal groups: as if both had as many, since the squared error is 1 / n_a + 1 / n_b.
     before = 2 / (1 / test.n_a + 1 / test.n_b)

@@ -161,7 +161,7 @@ def test_a_lost_machine_of_the_cluster_is_replaced(store, experiment_id, grid, h
         # It is gone, with all that ran on it.
         with ray_node(*second):
             output = finish_well(sweep)
-    assert f"1 of 1 runs to train, 1 at a time, each with {CORES} CPUs and 0 GPUs" in output
+    assert f"1 of 1 run to train, 1 at a time, each with {CORES} CPUs and 0 GPUs" in output
     assert "started again, try 2 (resumed)" in output
     assert "[state-dump]" not in output
     assert_every_run_is_there_once(store, experiment_id, path)

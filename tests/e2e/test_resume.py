@@ -236,7 +236,7 @@ def test_a_stopped_ensemble_names_the_member_to_resume(project, store, experimen
     code, output = finish(process)
     assert code == 143, output
     assert output.index("seed 3") < output.index("seed 4")
-    assert "1 members: seeds 3" in output  # the completed one
+    assert "1 member: seed 3" in output  # the completed one
     assert f"resume   clear-mlflow train --resume {run_id}\n" in output
     finish_well(start(project, "--resume", run_id))
     finish_well(start(project, *arguments, "--seed", "4"))

@@ -115,7 +115,7 @@ def test_too_few_images_are_a_one_line_error(tmp_path):
     pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
     assert [len(bucket.test) for bucket in load(pair).buckets] == [1, 1, 1]
     single = write_released(tmp_path / "one", Photos(classes=("bus",), train=1))
-    check_error(DataError, "has 1 images, of which 0 would be held out for val", load, single)
+    check_error(DataError, "has 1 image, of which 0 would be held out for val", load, single)
 
 
 @pytest.mark.parametrize("split", ["validation", "validation:3"])

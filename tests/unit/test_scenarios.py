@@ -118,7 +118,7 @@ def test_scenarios_and_orders_have_their_own_digest():
         ({"times": "some"}, "own or all"),
         ({"order": "a:b"}, "expected labels, seed:N, or all of a, b, c, d, e, f, g"),
         ({"order": "a:a:b:c:d:e:f"}, "each once"),
-        ({"classes_per_bucket": 7}, "makes 1 buckets of the 7 classes"),
+        ({"classes_per_bucket": 7}, "makes 1 bucket of the 7 classes"),
         ({"classes_per_bucket": 1}, "makes 7 buckets of the 7 classes"),
     ],
 )

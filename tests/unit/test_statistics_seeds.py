@@ -217,7 +217,7 @@ def test_invalid_input_is_a_one_line_error() -> None:
     test = TTest(0.1, 0.1, 4, 5, 5, paired=True)
     for call, error, message in (
         (lambda: test.equivalence_p(0), ConfigError, "margin is 0; expected a number above 0"),
-        (lambda: power(test, 1), ConfigError, "1 seeds and alpha"),
+        (lambda: power(test, 1), ConfigError, "seeds is 1 and alpha"),
         (lambda: paired_t([0.5, 0.6], [0.5]), RecordError, "got 2 and 1 values to be paired"),
         (lambda: welch_t([0.5], [math.nan]), RecordError, "values of B are .*finite number per"),
         (lambda: seed_summary([0.5], level=1.5), ConfigError, "level is 1.5"),

@@ -189,8 +189,8 @@ STRATEGY_CONFLICTS = (
     Conflict(
         "warmup_epochs",
         lambda c: c.warmup_epochs >= c.num_epochs,
-        "warmup_epochs is {warmup_epochs} and a bucket takes {num_epochs} epochs, but a warm-up "
-        "must end before the training does: pass fewer warmup_epochs",
+        "warmup_epochs is {warmup_epochs} and a bucket takes no more epochs ({num_epochs}), but a "
+        "warm-up must end before the training does: pass fewer warmup_epochs",
     ),
     Conflict(
         "test_every",

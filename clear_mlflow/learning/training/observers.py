@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.batch_record import PrequentialRecord
 from clear_mlflow.core.errors import ConfigError, DivergedError
+from clear_mlflow.core.text import format_count
 from clear_mlflow.learning.device import autocast, copy_to_device, is_other_device, record_event
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.learning.models import get_input_dtype, logits_in_float32
@@ -214,14 +215,16 @@ class WithinBucketTests:
         if bucket_index == 0 and self._num_tests == 0:
             raise ConfigError(
                 f"test_every is {self._test_every}, and bucket {self._keys[0]} takes "
-                f"{self._num_steps} steps, after which it is tested in any case: test more often",
+                f"{format_count(self._num_steps, 'step')}, after which it is tested in "
+                "any case: test more often",
                 parameter="test_every",
             )
         if self._num_tests * len(self._keys) > _MOST_TESTS:
             raise ConfigError(
-                f"test_every is {self._test_every}, which is {self._num_tests:,} tests inside "
-                f"bucket {self._keys[bucket_index]}; a run of {len(self._keys)} buckets stores "
-                f"at most {_MOST_TESTS:,} in all: test less often",
+                f"test_every is {self._test_every}, which is "
+                f"{format_count(self._num_tests, 'test')} inside bucket "
+                f"{self._keys[bucket_index]}; a run of {format_count(len(self._keys), 'bucket')} "
+                f"stores at most {_MOST_TESTS:,} in all: test less often",
                 parameter="test_every",
             )
 
