@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.api.load import list_existing
-from clear_mlflow.comparison.across import summarize_across, warn_about_inputs
+from clear_mlflow.comparison.across import list_input_warnings, summarize_across
 from clear_mlflow.comparison.figures import plot_history
 from clear_mlflow.comparison.groups import NOT_LOGGED, ComparedRun, RunWithoutRows, truncate_name
 from clear_mlflow.comparison.page import render_comparison_page
@@ -362,7 +362,7 @@ def compare_stored_runs(
     comparison = compare_groups(ranked, predictions_by_run)
     if across is not None:
         comparison = replace(comparison, across=summarize_across(comparison, across))
-        notes += warn_about_inputs(comparison, across)
+        notes += list_input_warnings(comparison, across)
     failed = (
         f"{name} is left out of {len(reasons)} of {format_count(len(compared_runs), 'run')}: "
         f"{reasons[0]}."

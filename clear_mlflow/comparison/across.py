@@ -93,7 +93,7 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
                 outcomes=outcomes,
                 differences=differences,
                 share=_measure_share([groups[a], groups[b]], in_order, comparison.ranked_by),
-                sentence=write_across(names[a], names[b], [*outcomes.values()], parameter),
+                sentence=describe_across(names[a], names[b], [*outcomes.values()], parameter),
             )
         )
     return Across(
@@ -104,7 +104,7 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
     )
 
 
-def warn_about_inputs(comparison: Comparison, parameter: str) -> list[str]:
+def list_input_warnings(comparison: Comparison, parameter: str) -> list[str]:
     """Return a sentence if the borders change not only the buckets, but also the inputs."""
     num_scaled = sum(run.params.get("dataset/standardise") == "first" for run in comparison.runs)
     if parameter != "borders" or not num_scaled:
@@ -117,12 +117,12 @@ def warn_about_inputs(comparison: Comparison, parameter: str) -> list[str]:
     ]
 
 
-def write_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str:
+def describe_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str:
     """Write what the verdicts for all values of a parameter share.
 
-    >>> write_across("replay", "naive", [BETTER, BETTER, UNDECIDED], "borders")
+    >>> describe_across("replay", "naive", [BETTER, BETTER, UNDECIDED], "borders")
     'replay is better than naive under 2 of 3 values of borders, and never worse'
-    >>> write_across("replay", "naive", [BETTER, WORSE], "borders")
+    >>> describe_across("replay", "naive", [BETTER, WORSE], "borders")
     'replay against naive depends on the borders: better under 1, worse under 1 of 2'
     """
     tested = [outcome for outcome in outcomes if outcome != UNTESTED]

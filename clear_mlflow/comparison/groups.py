@@ -274,7 +274,7 @@ def group_runs(
             _build_names(members_by_key, group_by, conditions), members_by_key.items(), strict=True
         )
     ]
-    notes = [*_describe_repeated_runs(repeated), *_describe_repeated_seeds(groups)]
+    notes = [*_describe_repeated_runs(repeated), *_iter_repeated_seed_warnings(groups)]
     return groups, conditions, notes
 
 
@@ -410,7 +410,7 @@ def _append_varying(
                 name.append(cut[text])
 
 
-def _describe_repeated_seeds(groups: Sequence[Group]) -> Iterator[str]:
+def _iter_repeated_seed_warnings(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         seeds = Counter(run.seed for run in group.members if run.seed is not None)
         if repeated := [seed for seed, count in seeds.items() if count > 1]:

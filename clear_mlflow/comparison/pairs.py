@@ -24,10 +24,10 @@ from clear_mlflow.comparison.wording import (
     ONE_SAMPLE,
     PAIRED,
     WELCH,
-    write_exploratory,
-    write_seeds_needed,
-    write_verdict,
-    write_warnings,
+    describe_exploratory,
+    describe_seeds_needed,
+    describe_verdict,
+    iter_warnings,
 )
 from clear_mlflow.core.score import format_significant
 from clear_mlflow.core.text import format_count
@@ -103,9 +103,9 @@ def compare_groups(
         ranked,
         pairs=tuple(pairs),
         best=_find_best(ranked, pairs),
-        exploratory=write_exploratory(exploratory, ranked.ranked_by),
+        exploratory=describe_exploratory(exploratory, ranked.ranked_by),
         image_intervals=intervals,
-        warnings=tuple(write_warnings(ranked, pairs, unequal_images)),
+        warnings=tuple(iter_warnings(ranked, pairs, unequal_images)),
     )
 
 
@@ -156,7 +156,7 @@ def compare_pairs(
         factor_by_pair = dict(zip(tests, factors, strict=True))
         for pair in pairs:
             a, b = (ranked.groups[i] for i in pair.indices)
-            notes = (*_describe_cost(a, b, pair), *_list_remarks(a, b, pair))
+            notes = (*_describe_cost(a, b, pair), *_iter_remarks(a, b, pair))
             pair = replace(pair, num_comparisons=family, notes=notes)
             if (test := tests.get(pair.indices)) is not None:
                 pair = _add_test(pair, test, factor_by_pair[pair.indices])
@@ -183,7 +183,7 @@ def _add_sentences(pair: Pair, few: int, margin: float | None) -> Pair:
         details.append(sentence)
     return replace(
         pair,
-        sentence=write_verdict(pair),
+        sentence=describe_verdict(pair),
         details=details,
         hedges_g=effect,
         more_seeds=more_seeds,
@@ -328,7 +328,7 @@ def _describe_cost(a: Group, b: Group, pair: Pair) -> Iterator[str]:
     yield f"{better.name} at {text} times the training FLOPs"
 
 
-def _list_remarks(a: Group, b: Group, pair: Pair) -> Iterator[str]:
+def _iter_remarks(a: Group, b: Group, pair: Pair) -> Iterator[str]:
     names = a.name, b.name
     for name, group in zip(names, (a, b), strict=True):
         if group.mixed_params:
@@ -389,5 +389,5 @@ def _count_new_seeds(
     if margin is not None and abs(test.difference) < margin:
         for_equivalence = seeds_needed(test, alpha=alpha, margin=margin)
         if for_equivalence is not None and (needed is None or for_equivalence < needed):
-            return for_equivalence, write_seeds_needed(for_equivalence, "show equivalence")
-    return needed, write_seeds_needed(needed, "detect a difference of this size")
+            return for_equivalence, describe_seeds_needed(for_equivalence, "show equivalence")
+    return needed, describe_seeds_needed(needed, "detect a difference of this size")

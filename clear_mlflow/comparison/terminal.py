@@ -29,7 +29,7 @@ from clear_mlflow.comparison.tables import (
     format_mean,
     list_percent_metrics,
 )
-from clear_mlflow.comparison.wording import write_assumptions
+from clear_mlflow.comparison.wording import describe_assumptions
 from clear_mlflow.core.score import format_significant
 from clear_mlflow.core.text import format_count
 
@@ -70,7 +70,7 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     if comparison.across is not None:
         yield Text()
         yield from _render_across(comparison, comparison.across)
-    if assumptions := write_assumptions(pairs):
+    if assumptions := describe_assumptions(pairs):
         yield Text()
         yield Text(assumptions, style="dim")
     if comparison.warnings:

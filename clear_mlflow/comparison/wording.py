@@ -44,12 +44,12 @@ _ASSUMPTIONS = {
 }
 
 
-def write_verdict(pair: Pair) -> str:
+def describe_verdict(pair: Pair) -> str:
     """Write one sentence on a pair: result, size, interval and test."""
     metric, names = pair.metric, [pair.a, pair.b]
     lead = _describe_difference(pair)
     if pair.p is None:
-        return _write_untested(pair, " and ".join(names), lead)
+        return _describe_untested(pair, " and ".join(names), lead)
     one, both = "", " and ".join(names)
     if pair.unit == "images":
         one, both = "The model of ", f"The models of {both}"
@@ -78,7 +78,7 @@ def write_verdict(pair: Pair) -> str:
     )
 
 
-def _write_untested(pair: Pair, both: str, lead: str) -> str:
+def _describe_untested(pair: Pair, both: str, lead: str) -> str:
     """Write why a pair was not tested. both: names of the groups."""
     metric, size = pair.metric, pair.size
     notes = "".join(f"; {note}" for note in pair.notes)
@@ -113,7 +113,7 @@ def build_comparison_name(comparison: Comparison) -> str:
     return f"compare {sides} ({num_runs} runs{split})"
 
 
-def write_seeds_needed(seeds: int | None, result: str) -> str:
+def describe_seeds_needed(seeds: int | None, result: str) -> str:
     """Write how many new seeds a comparison needs.
 
     seeds: None if 100 are not enough. result: verb and object, such as "show equivalence".
@@ -172,7 +172,7 @@ def format_p(value: float) -> str:
     return "< 0.0001" if value < 0.0001 else f"= {value:.2g}"
 
 
-def write_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
+def describe_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
     """Write the exploratory difference with the smallest p, "" without any.
 
     pairs: significant differences in other metrics than *ranked_by*.
@@ -188,7 +188,7 @@ def write_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
     )
 
 
-def write_assumptions(pairs: Sequence[Pair]) -> str:
+def describe_assumptions(pairs: Sequence[Pair]) -> str:
     """Write what the tests assume, and how they are adjusted.
 
     Returns "" if no pair was tested.
@@ -209,7 +209,7 @@ def write_assumptions(pairs: Sequence[Pair]) -> str:
     return " ".join(sentences)
 
 
-def write_reason_without_tests(comparison: Comparison) -> str:
+def describe_reason_without_tests(comparison: Comparison) -> str:
     """Write why no pair was tested."""
     if len(comparison.groups) == 1:
         return "There is only one group, so no differences are tested."
@@ -217,7 +217,7 @@ def write_reason_without_tests(comparison: Comparison) -> str:
         return "No group defines a metric to rank by, so no differences are tested."
     identical = _list_identical_pairs(comparison)
     if identical and len(identical) == len(comparison.planned_pairs):
-        return _write_identical(comparison, identical)
+        return _describe_identical(comparison, identical)
     return (
         "No two groups could be tested against each other. A test needs the same test set and at "
         "least two seeds of both groups, or one run of each with stored predictions."
@@ -235,7 +235,7 @@ def _list_identical_pairs(ranked: Comparison) -> list[tuple[int, int]]:
     ]
 
 
-def _write_identical(ranked: Comparison, pairs: Sequence[tuple[int, int]]) -> str:
+def _describe_identical(ranked: Comparison, pairs: Sequence[tuple[int, int]]) -> str:
     names = [" and ".join(ranked.groups[i].name for i in pair) for pair in pairs]
     listed = names[0] if len(pairs) == 1 else f"{len(pairs)} pairs of groups"
     examples = f" ({'; '.join(names[:5])}{'; …' if names[5:] else ''})" if len(pairs) > 1 else ""
@@ -245,7 +245,7 @@ def _write_identical(ranked: Comparison, pairs: Sequence[tuple[int, int]]) -> st
     )
 
 
-def write_warnings(
+def iter_warnings(
     ranked: Comparison, pairs: Sequence[Pair], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
     """Yield warnings about the runs and the tests, the most general first.
@@ -266,19 +266,19 @@ def write_warnings(
             "below the other and are not tested against each other."
         )
     yield from ranked.warnings
-    yield from _warn_about_selection(ranked)
-    yield from _warn_about_missing_values(ranked)
+    yield from _iter_selection_warnings(ranked)
+    yield from _iter_missing_value_warnings(ranked)
     for group in ranked.groups:
-        yield from _warn_about_group(group)
+        yield from _iter_group_warnings(group)
     for run in ranked.ungrouped:
         yield (
             f"{format_run(run)} diverged before its first row, and no other run belongs to its "
             "group, so it is not listed."
         )
-    yield from _warn_about_tests(ranked, pairs, unequal_images)
+    yield from _iter_test_warnings(ranked, pairs, unequal_images)
 
 
-def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
+def _iter_selection_warnings(ranked: Comparison) -> Iterator[str]:
     if any(conditions.split == VALIDATION for conditions in ranked.conditions):
         runs = "All runs" if ranked.is_validation else "The groups called validation"
         yield (
@@ -300,7 +300,7 @@ def _warn_about_selection(ranked: Comparison) -> Iterator[str]:
         )
 
 
-def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
+def _iter_missing_value_warnings(ranked: Comparison) -> Iterator[str]:
     intervals, runs = ranked.test_intervals, ranked.runs
     if num_without := sum(not run.test_every for run in runs) if intervals else 0:
         have, their = ("has", "its") if num_without == 1 else ("have", "their")
@@ -323,7 +323,7 @@ def _warn_about_missing_values(ranked: Comparison) -> Iterator[str]:
         )
 
 
-def _warn_about_group(group: Group) -> Iterator[str]:
+def _iter_group_warnings(group: Group) -> Iterator[str]:
     for run in group.members:
         num_rows, num_buckets = sum(row > 0 for row in run.record.rows), len(run.grid[0])
         if run.diverged:
@@ -368,7 +368,7 @@ def _warn_about_group(group: Group) -> Iterator[str]:
         )
 
 
-def _warn_about_tests(
+def _iter_test_warnings(
     ranked: Comparison, pairs: Sequence[Pair], unequal_images: Set[tuple[int, int]]
 ) -> Iterator[str]:
     groups = ranked.groups
@@ -392,7 +392,7 @@ def _warn_about_tests(
     tested = {pair.indices for pair in pairs}
     untested = set(ranked.planned_pairs) - tested - unequal_images
     if identical := [pair for pair in _list_identical_pairs(ranked) if pair in untested]:
-        yield _write_identical(ranked, identical)
+        yield _describe_identical(ranked, identical)
     if untested := untested - set(identical):
         needs = "" if ranked.ranked_by is None else f" that define {ranked.ranked_by}"
         yield (

@@ -12,10 +12,10 @@ from hypothesis.extra import numpy as hnp
 
 from clear_mlflow.comparison.across import (
     compute_kendalls_w,
+    describe_across,
     estimate_share,
+    list_input_warnings,
     summarize_across,
-    warn_about_inputs,
-    write_across,
 )
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.ranking import add_varying
@@ -105,7 +105,7 @@ def test_borders_that_change_inputs_are_a_warning(parameter, standardise, is_war
     runs[3:] = [
         dataclasses.replace(run, params={"dataset/standardise": standardise}) for run in runs[3:]
     ]
-    sentences = warn_about_inputs(compare(runs, BY), parameter)
+    sentences = list_input_warnings(compare(runs, BY), parameter)
     assert [sentence[:43] for sentence in sentences] == (
         ["5 of 8 runs have standardise=first, which s"] if is_warned else []
     )
@@ -252,7 +252,7 @@ def test_labels_that_follow_from_the_value_are_no_other_method():
     ],
 )
 def test_sentences(outcomes, sentence):
-    assert write_across("a", "b", outcomes, "borders") == sentence
+    assert describe_across("a", "b", outcomes, "borders") == sentence
 
 
 @given(

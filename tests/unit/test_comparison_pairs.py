@@ -23,7 +23,7 @@ from clear_mlflow.comparison.pairs import _compare_over_seeds
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.result import Comparison, Pair
 from clear_mlflow.comparison.terminal import render_comparison
-from clear_mlflow.comparison.wording import write_assumptions
+from clear_mlflow.comparison.wording import describe_assumptions
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed
 
@@ -346,14 +346,16 @@ def test_runs_that_ended_early_are_not_called_one_run():
 def test_an_adjustment_is_named_only_for_several_comparisons():
     two = [*runs("replay", 90, range(3)), *runs("naive", 55, range(3))]
     for margin in (None, 1.0):
-        text = write_assumptions(compare(two, margin=margin).pairs)
+        text = describe_assumptions(compare(two, margin=margin).pairs)
         assert "adjusted" not in text
         assert "if both methods are equal" in text
-        text = write_assumptions(compare([*two, *runs("ewc", 70, range(3))], margin=margin).pairs)
+        text = describe_assumptions(
+            compare([*two, *runs("ewc", 70, range(3))], margin=margin).pairs
+        )
         assert f"adjusted by {'Holm' if margin is None else 'Bonferroni'}'s method" in text
     # Of three pairs, two have too few seeds; p is adjusted for those that are tested.
     comparison = compare([*two, *runs("ewc", 70, range(2))])
-    assert "adjusted" not in write_assumptions(comparison.pairs)
+    assert "adjusted" not in describe_assumptions(comparison.pairs)
     assert "adjusted" not in " ".join(pair.sentence for pair in comparison.pairs)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from clear_mlflow.comparison.result import Pair
-from clear_mlflow.comparison.wording import write_verdict
+from clear_mlflow.comparison.wording import describe_verdict
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.statistics import (
     TTest,
@@ -155,7 +155,7 @@ def write_sentence(**values: Any) -> str:
     fields |= {"difference": 0.031, "low": 0.012, "high": 0.05, "p": 0.01}
     fields |= {"metric": "clear/accuracy", "higher_is_better": True, **values}
     pair = Pair(a="A", b="B", indices=(0, 1), mean_difference=fields["difference"], **fields)
-    return write_verdict(pair)
+    return describe_verdict(pair)
 
 
 def test_verdicts_are_plain_sentences() -> None:

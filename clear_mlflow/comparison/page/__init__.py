@@ -22,7 +22,7 @@ from clear_mlflow.comparison.page.charts import (
 from clear_mlflow.comparison.published_results import NOTE
 from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.tables import format_difference, list_percent_metrics
-from clear_mlflow.comparison.wording import write_assumptions, write_reason_without_tests
+from clear_mlflow.comparison.wording import describe_assumptions, describe_reason_without_tests
 from clear_mlflow.core.text import format_count
 from clear_mlflow.metrics import format_value
 from clear_mlflow.report.page import render_page
@@ -69,7 +69,8 @@ def render_comparison_page(
         verdicts=comparison.pairs,
         signs=_SIGNS,
         exploratory=comparison.exploratory,
-        tests_note=write_assumptions(comparison.pairs) or write_reason_without_tests(comparison),
+        tests_note=describe_assumptions(comparison.pairs)
+        or describe_reason_without_tests(comparison),
         plots=list(build_metric_plots(comparison)),
         plots_note=describe_metric_plots(comparison),
         cost_plots=list(build_cost_plots(comparison)),
