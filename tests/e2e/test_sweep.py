@@ -288,7 +288,7 @@ def test_a_stopped_sweep_is_scored_and_continues(store, experiment_id, grid, hol
         (["--retries", "-1"], "retries is -1"),
         (["--cpus", "x"], "cpus is 'x'"),
         (["--engine", "ray", "--gpus", "1.5"], "gpus is 1.5"),
-        (["--gpus", "1"], "engine is local, but"),
+        (["--gpus", "1"], "--gpus is 1.0, which applies only to Ray"),
         (["--group-by", ","], "--group-by is ','"),
     ],
 )
