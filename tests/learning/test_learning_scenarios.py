@@ -23,7 +23,7 @@ from plain_avalanche import (
     differentiate_true_labels_only,
     train_by_avalanche,
 )
-from strategy_runs import flatten_weights, learn_buckets, on_features
+from strategy_runs import flatten_weights, learn_buckets, on_features, train_rows
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -160,3 +160,21 @@ def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
     same_task = rows["class"] // 2 == truth // 2
     assert (rows["class"] == rows["task"])[same_task].all()
     assert (rows["task"] == truth).mean() > (rows["class"] == truth).mean()
+
+
+@pytest.mark.parametrize("strategy", ["replay", "lwf", "ncm"])
+@pytest.mark.parametrize("scenario", ["class", "task"])
+def test_late_labels_of_new_classes_give_the_rows_of_earlier_models(scenario, strategy):
+    digits = load_stream("digits", "auto", cache_dir=default_cache_dir())
+    made = apply_scenario(digits, scenario, {"order": "seed:1", "classes_per_bucket": 3})
+    features = load_features(made, "pixels", cache_dir=default_cache_dir())
+    options = {"strategy": strategy, "epochs": "1", "lr": "0.1", "scenario": scenario}
+    in_time, late = (
+        train_rows(
+            FeatureStream(made, features, device=CPU), on_features(label_delay=delay, **options)
+        )[0]
+        for delay in ("off", "1")
+    )
+    correct = [row.correct for row in in_time]
+    assert [row.correct for row in late] == [correct[0], *correct[:-1]]
+    assert len({*correct}) >= len(made.buckets)  # of one class, a task needs no training
