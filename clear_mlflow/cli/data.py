@@ -296,7 +296,7 @@ def _show_steps() -> Iterator[Callable[[str, int, int | None], None]]:
     from rich.progress import Progress
 
     shows_bars = can_show_bars(sys.stderr)
-    console = Console(file=sys.stderr, force_terminal=shows_bars)
+    console = Console(file=sys.stderr, force_terminal=shows_bars, emoji=False)
     tasks: dict[str, TaskID] = {}
     interval = LineInterval()
     print_line = partial(console.print, markup=False, highlight=False, soft_wrap=True)

@@ -59,7 +59,7 @@ def identify(**options: Any) -> None:
             click.echo(f"and {len(result.matches) - _MAX_MATCHES} more; --json lists all")
         click.echo()
     for names, formula in formulas.items():
-        output.build_console().print(f"{names}: {formula}", markup=False, highlight=False)
+        output.build_console().print(f"{names}: {formula}")
     click.echo(
         "\nBy chance: listed matches to expect of a number that has nothing to do with the matrix,"
         "\nif it is equally likely anywhere within 5 % of the range of all values tried."

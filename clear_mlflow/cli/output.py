@@ -84,7 +84,9 @@ def build_console() -> Console:
     """Return a rich console, 200 characters wide without a terminal."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    # Names of runs may contain what rich takes for its markup.
+    create = partial(Console, markup=False, emoji=False, highlight=False)
+    return create() if sys.stdout.isatty() else create(width=_PIPED_WIDTH)
 
 
 def print_error(message: str, parameter: str | None = None) -> None:

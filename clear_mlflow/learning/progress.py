@@ -191,11 +191,13 @@ class TerminalProgress(TrainingProgress):
         )
 
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # keys of buckets
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            console=Console(file=stream, force_terminal=True),
+            console=Console(
+                file=stream, force_terminal=True, markup=False, emoji=False, highlight=False
+            ),
             # Rich would redirect printed lines to its own stream, but stdout is only for results.
             redirect_stdout=False,
             redirect_stderr=stream is sys.stderr,
@@ -214,7 +216,7 @@ class TerminalProgress(TrainingProgress):
 
     def print_line(self, line: str) -> None:
         """Print a line above the bars."""
-        self._bars.console.print(line, markup=False, highlight=False)
+        self._bars.console.print(line)
 
     def downloading(self, label: str, done: int, total: int | None) -> None:
         """Move the lower bar, in megabytes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from rich import box
 from rich.cells import cell_len
@@ -118,9 +119,10 @@ def build_metrics_table(metrics: Iterable[MetricResult]) -> Table:
 def render_text(*parts: RenderableType) -> str:
     """Return tables and texts as a terminal of 80 columns prints them."""
     out = io.StringIO()
-    console = Console(file=out, width=_WIDTH, force_terminal=False, color_system=None)
+    create = partial(Console, markup=False, emoji=False, highlight=False)
+    console = create(file=out, width=_WIDTH, force_terminal=False, color_system=None)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+        console.print(part, soft_wrap=isinstance(part, str))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 

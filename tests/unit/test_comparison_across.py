@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from clear_mlflow.cli import output
 from clear_mlflow.comparison.across import (
     compute_kendalls_w,
     describe_across,
@@ -209,6 +211,16 @@ def test_a_value_that_differs_within_a_group_separates_it():
     assert add_varying(runs, ("strategy",), "dataset") == ("strategy",)
     apart = build_runs({"year": {"naive": 120}, "half": {"naive": 125}})
     assert add_varying(apart, ("strategy",), "borders") == ("strategy",)
+
+
+def test_values_are_no_markup_of_the_terminal(capsys):
+    levels = {name: {"naive": 120, "replay": 170} for name in ("[/]", "[bold]1", ":cat:")}
+    comparison = compare(build_runs(levels), BY)
+    comparison = dataclasses.replace(comparison, across=summarize_across(comparison, "borders"))
+    text = render_text(*render_comparison(comparison))
+    output.print_comparison(comparison)
+    for printed in (text, capsys.readouterr().out):
+        assert all(re.search(rf"\s{re.escape(name)}\s", printed) for name in levels)
 
 
 @pytest.mark.parametrize(

@@ -24,18 +24,18 @@ class Terminal(io.StringIO):
         return True
 
 
-def report_training(progress):
+def report_training(progress, keys=KEYS):
     with progress:
         progress.images_prepared("decoding", 3, 3)
         for i in range(4):
             if i:
-                progress.bucket_started(KEYS[i - 1], bucket_index=i - 1, num_buckets=3)
+                progress.bucket_started(keys[i - 1], bucket_index=i - 1, num_buckets=3)
                 progress.steps_planned(2)
                 progress.step_done()
                 progress.curve_measured(CurvePoint(2 * i - 1, 2 / i, 0.1, 10.0, 0))
                 progress.step_done()
                 progress.curve_measured(CurvePoint(2 * i, 1 / i, 0.1, 10.0, 0))
-            progress.row_measured(AccuracyRow(i, KEYS, (i, 2 * i, 3 * i), (10, 10, 10)))
+            progress.row_measured(AccuracyRow(i, keys, (i, 2 * i, 3 * i), (10, 10, 10)))
 
 
 def test_lines_are_one_per_bucket_with_the_accuracies():
@@ -115,6 +115,14 @@ def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
     assert "on past buckets 45.0 %" in output
     assert "bucket c · loss 0.5" in output
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
+
+
+def test_a_key_is_no_markup_of_the_bars():
+    stream = Terminal()
+    keys = ("[/]a", "[bold]b", ":cat:")
+    report_training(TerminalProgress(stream), keys)
+    assert all(f"(key {key})" in stream.getvalue() for key in keys)
+    assert "bucket :cat: · loss 0.5" in stream.getvalue()
 
 
 def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):
