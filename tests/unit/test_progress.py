@@ -121,8 +121,7 @@ def test_a_key_is_no_markup_of_the_bars():
     stream = Terminal()
     keys = ("[/]a", "[bold]b", ":cat:")
     report_training(TerminalProgress(stream), keys)
-    assert all(f"(key {key})" in stream.getvalue() for key in keys)
-    assert "bucket :cat: · loss 0.5" in stream.getvalue()
+    assert all(f"bucket {key} " in stream.getvalue() for key in keys)
 
 
 def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):
