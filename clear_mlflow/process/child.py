@@ -32,6 +32,8 @@ _GRACE_SECONDS = 10.0
 # the process ends.
 MessageType = Literal["checked", "dataset", "measurement", "done", "error"]
 
+_TERMINATED = 128 + signal.SIGTERM  # exit code
+
 Send = Callable[..., None]  # (message type, content or nothing)
 Commands = queue.SimpleQueue[Any]
 
@@ -63,6 +65,13 @@ def run(commands: Connection, messages: Connection) -> None:
         # The supervisor need not have the module of a user's own class.
         is_ours = type(raised).__module__ == errors.__name__
         error = raised if is_ours else errors.ClearError(str(raised))
+    except SystemExit as raised:
+        if raised.code == _TERMINATED:
+            raise
+        # The supervisor would know only the code, and 0 looks like success.
+        error = errors.TrainingError(
+            f"custom code ended the training with sys.exit({raised.code!r}); raise an error instead"
+        )
     # From here on, the supervisor closes its connection, which must not end this process early.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     send(messages, "error" if error else "done", error)
@@ -130,16 +139,16 @@ def _queue_commands(connection: Connection) -> Commands:
             os.kill(os.getpid(), signal.SIGTERM)
         # One of several processes may wait for another one in code that handles no signal.
         time.sleep(_GRACE_SECONDS)
-        os._exit(128 + signal.SIGTERM)
+        os._exit(_TERMINATED)
 
     threading.Thread(target=read, daemon=True).start()
     return commands
 
 
 def _exit(signum: int, frame: object) -> None:
-    """Exit with 128 + *signum*, and ignore a second signal."""
+    """Exit, and ignore a second signal."""
     signal.signal(signum, signal.SIG_IGN)
-    sys.exit(128 + signum)
+    sys.exit(_TERMINATED)
 
 
 def send(connection: Connection, message_type: MessageType, content: Any = None) -> None:

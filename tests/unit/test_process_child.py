@@ -29,16 +29,17 @@ def train(config, commands, send_message):
     for _ in range(5000):
         send_message("measurement", Measurement())
     send_message("measurement", state)
+    {end}
 
 child._train = train
 child.run(Connection(0), Connection(int(sys.argv[1])))
 """
 
 
-def start():
+def start(end=""):
     child_commands, commands = Pipe(duplex=False)
     messages, child_messages = Pipe(duplex=False)
-    command = [sys.executable, "-c", CHILD, str(child_messages.fileno())]
+    command = [sys.executable, "-c", CHILD.replace("{end}", end), str(child_messages.fileno())]
     pipes = {"stdin": child_commands.fileno(), "pass_fds": [child_messages.fileno()]}
     process = subprocess.Popen(command, **pipes)
     child_commands.close()
@@ -62,6 +63,15 @@ def test_states_and_messages_arrive_complete():
     assert process.wait() == 0
     assert Counter(name for name, _ in received) == {"measurement": 5001, "done": 1}
     assert received[-2] == ("measurement", STATE)
+
+
+@pytest.mark.parametrize("code", ["", "0", "3", "'no GPU\\nhere'"])
+def test_custom_code_that_exits_is_an_error_in_one_line(code):
+    process, _commands, messages = start(f"sys.exit({code})")
+    name, error = receive_all(messages)[-1]
+    assert (name, process.wait()) == ("error", 2)
+    assert str(error).startswith(f"custom code ended the training with sys.exit({code or None})")
+    assert "\n" not in str(error)
 
 
 def test_a_process_that_is_stopped_does_not_wait_for_its_supervisor():
