@@ -144,7 +144,7 @@ def test_a_custom_model_and_generators_continue_after_a_stop(folder):
     options = ("--strategy", "nets:Draws", "--model", "nets:Small", "--epochs", "1")
     run(folder, "train", *options)
     expected = read_correct(find_last_run(folder)[1])
-    run(folder, "train", *options, code=1, STOP="1")
+    run(folder, "train", *options, code=2, STOP="1")
     client, stopped = find_last_run(folder)
     assert read_correct(stopped) == expected[:4]
     resume = ("train", "--resume", stopped.info.run_id)
@@ -164,7 +164,7 @@ def test_missing_state_is_an_error_before_the_first_row(folder):
 
 
 def test_the_reason_of_a_missing_state_is_repeated_at_the_resume(folder):
-    _, errors = run(folder, "train", "--strategy", "nets:Late", *ON_FEATURES, code=1, STOP="1")
+    _, errors = run(folder, "train", "--strategy", "nets:Late", *ON_FEATURES, code=2, STOP="1")
     assert errors.count("strategy Late sets steps; name each") == 1
     _, stored = find_last_run(folder)
     _, errors = run(folder, "train", "--resume", stored.info.run_id, "--strategy", "nets:Late")
