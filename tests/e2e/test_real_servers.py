@@ -493,8 +493,11 @@ def test_concurrent_evaluations_share_a_server(plain_server, monkeypatch):
     runs[0] = client.get_run(abandoned)
     together = threading.Barrier(2)
 
+    def wait(*_):
+        together.wait(LONG)
+
     def evaluate(_):
-        return list(rescore_runs(client, runs, jobs=1, prepare=lambda *_: together.wait(LONG)))
+        return list(rescore_runs(client, runs, jobs=1, prepare=wait))
 
     with ThreadPoolExecutor(2) as threads:
         verdicts = [verdict for found in threads.map(evaluate, range(2)) for verdict in found]

@@ -129,7 +129,7 @@ def test_failures_are_one_line_and_nothing_is_tested(store, experiment_id, short
     damaged.mkdir()
     path.write_text(yaml.safe_dump({**study, "tune": {**short_stream, "data_root": str(damaged)}}))
     output = run_command("sweep", path, code=2)
-    assert "error: nothing was chosen: 1 of 1 tuning runs are not done, such as" in output
+    assert "error: nothing was chosen: 1 of 1 tuning run is not done, such as" in output
     trained = store.search_runs([experiment_id], "params.dataset = 'digits'")
     assert trained == []
     grid = tmp_path / "grid.yaml"

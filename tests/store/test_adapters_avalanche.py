@@ -158,7 +158,7 @@ def test_intervals_may_evaluate_some_experiences(store):
 @pytest.mark.slow
 def test_one_test_set_for_all_experiences_is_an_error(store):
     stream = benchmark(3, num_test_streams=1)
-    with pytest.raises(ConfigError, match="'test' has 1 experiences, and 3 are trained"):
+    with pytest.raises(ConfigError, match="'test' has 1 experience, and 3 are trained"):
         strategy(MLflowAccuracyMatrix(), eval_every=0).train(
             stream.train_stream, eval_streams=[stream.test_stream]
         )

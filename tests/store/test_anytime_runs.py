@@ -183,7 +183,7 @@ def test_a_comparison_has_metrics_of_tests(store, finished):
     means, warnings = compare_means(finished, plain_run(store, finished, [5] * 4))
     assert means == pytest.approx(EXPECTED)
     (line,) = (text for text in warnings if "test_every" in text)
-    assert line.startswith("1 of 2 runs have no tests within buckets")
+    assert line.startswith("1 of 2 runs has no tests within buckets")
     for name in EXPECTED:
         store.log_metric(finished.info.run_id, name, -1.0, step=4)
     assert compare_means(store.get_run(finished.info.run_id))[0] == dict.fromkeys(EXPECTED, -1.0)

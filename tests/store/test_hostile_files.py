@@ -44,7 +44,7 @@ def test_a_row_of_very_many_buckets_is_rejected(store, experiment_id):
     text = json.loads(row_texts()["row_002.json"])
     keys = [str(j) for j in range(20_000)]
     text |= {"buckets": keys, "correct": [1] * len(keys), "num_instances": [2] * len(keys)}
-    with pytest.raises(RecordError, match="buckets has 20000 keys; expected 1 to 1000"):
+    with pytest.raises(RecordError, match="buckets has 20,000 keys; expected 1 to 1000"):
         RowRecord.from_json(json.dumps({**text, "row": 1}), source="row_001.json")
     run = stored_run(store, experiment_id)
     change(rows_folder(run) / "row_002.json", buckets=keys)
