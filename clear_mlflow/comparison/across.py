@@ -118,7 +118,7 @@ def list_input_warnings(comparison: Comparison, parameter: str) -> list[str]:
 
 
 def describe_across(a: str, b: str, outcomes: Sequence[str], parameter: str) -> str:
-    """Write what the verdicts for all values of a parameter share.
+    """Describe what the verdicts for all values of a parameter share.
 
     >>> describe_across("replay", "naive", [BETTER, BETTER, UNDECIDED], "borders")
     'replay is better than naive under 2 of 3 values of borders, and never worse'

@@ -45,7 +45,7 @@ _ASSUMPTIONS = {
 
 
 def describe_verdict(pair: Pair) -> str:
-    """Write one sentence on a pair: result, size, interval and test."""
+    """Describe a pair in one sentence: result, size, interval and test."""
     metric, names = pair.metric, [pair.a, pair.b]
     lead = _describe_difference(pair)
     if pair.p is None:
@@ -79,7 +79,7 @@ def describe_verdict(pair: Pair) -> str:
 
 
 def _describe_untested(pair: Pair, both: str, lead: str) -> str:
-    """Write why a pair was not tested. both: names of the groups."""
+    """Describe why a pair was not tested. both: names of the groups."""
     metric, size = pair.metric, pair.size
     notes = "".join(f"; {note}" for note in pair.notes)
     if pair.min_seeds < MIN_SEEDS:
@@ -114,7 +114,7 @@ def build_comparison_name(comparison: Comparison) -> str:
 
 
 def describe_seeds_needed(seeds: int | None, result: str) -> str:
-    """Write how many new seeds a comparison needs.
+    """Describe how many new seeds a comparison needs.
 
     seeds: None if 100 are not enough. result: verb and object, such as "show equivalence".
     """
@@ -173,7 +173,7 @@ def format_p(value: float) -> str:
 
 
 def describe_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
-    """Write the exploratory difference with the smallest p, "" without any.
+    """Describe the exploratory difference with the smallest p, "" without any.
 
     pairs: significant differences in other metrics than *ranked_by*.
     """
@@ -189,7 +189,7 @@ def describe_exploratory(pairs: Sequence[Pair], ranked_by: str | None) -> str:
 
 
 def describe_assumptions(pairs: Sequence[Pair]) -> str:
-    """Write what the tests assume, and how they are adjusted.
+    """Describe what the tests assume, and how they are adjusted.
 
     Returns "" if no pair was tested.
     """
@@ -210,7 +210,7 @@ def describe_assumptions(pairs: Sequence[Pair]) -> str:
 
 
 def describe_reason_without_tests(comparison: Comparison) -> str:
-    """Write why no pair was tested."""
+    """Describe why no pair was tested."""
     if len(comparison.groups) == 1:
         return "There is only one group, so no differences are tested."
     if comparison.ranked_by is None:

@@ -49,6 +49,10 @@ def parse_borders(text: str) -> str:
     return text
 
 
+class CoarseTimeError(DataError):
+    """A time is not exact enough for the borders."""
+
+
 def divide_times(
     times: Sequence[Time],
     counts: NDArray[np.int64],
@@ -64,7 +68,7 @@ def divide_times(
     counts: number of images with each time. source_name: of the images, for messages. describe:
     returns a phrase for the index of a time, such as ``photos.csv row 3``. Raises DataError if a
     time lacks the unit, or the day if borders are shifted, or if many equal times leave a bucket
-    without images.
+    without images; a missing unit or day is a CoarseTimeError.
     """
     match = _FORM.fullmatch(borders)
     if match is None:
@@ -74,7 +78,7 @@ def divide_times(
         required = "day" if float(match["fraction"] or 0) else unit
         for index, time in enumerate(times):
             if time.precision < _PRECISIONS[required]:
-                raise DataError(
+                raise CoarseTimeError(
                     f"{describe(index)}, which lacks the {required}; expected times that are exact "
                     f"enough for borders={borders}"
                 )

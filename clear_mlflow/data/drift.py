@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.borders import CoarseTimeError
 from clear_mlflow.data.images import ImageIndex
 
 SHIFTS = (0.1, 0.25)  # of a bucket
@@ -71,7 +71,7 @@ def measure_label_drift(borders: str, read_index: Callable[[str], ImageIndex]) -
     index = read_index(borders)
     counts, sensitivity = _count_labels(index), {}
     if re.fullmatch("year|half|quarter|month", borders):
-        with suppress(DataError):  # times without a day cannot be divided by shifted borders
+        with suppress(CoarseTimeError):  # shifted borders need a day
             for shift in SHIFTS:
                 texts = [f"shift:{borders}:{sign}{shift:g}" for sign in ("", "-")]
                 sensitivity[shift] = fmean(

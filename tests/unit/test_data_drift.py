@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clear_mlflow.cli import main
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data import read_stream_index
 from clear_mlflow.data.check import check_dataset
-from clear_mlflow.data.drift import LabelDrift, measure_distance
+from clear_mlflow.data.drift import LabelDrift, measure_distance, measure_label_drift
 
 DAYS = [datetime.date(2004, 1, 1) + datetime.timedelta(3 * i) for i in range(360)]
 LABELS = ["rain" if (i * i) % 7 < 3 + i // 120 else "sun" for i in range(360)]
@@ -87,6 +89,20 @@ def test_changes_are_those_of_loops_over_images(table):
         assert value == pytest.approx(float(sum(moved) / 2))
         assert value > 0
     assert [*drift.sensitivity] == [0.1, 0.25]
+
+
+def test_another_error_of_a_shifted_border_is_raised(table):
+    """Times of the year 9999, for example, and a file that cannot be read in between."""
+
+    def read_index(borders):
+        if borders.startswith("shift"):
+            raise DataError("no such day")
+        arguments = {"may_repeat": True}
+        options = {"cache_dir": table.parent, "arguments": arguments, "borders": borders}
+        return read_stream_index("vectors", str(table), **options)
+
+    with pytest.raises(DataError, match="no such day"):
+        measure_label_drift("year", read_index)
 
 
 @pytest.mark.parametrize(("digits", "borders"), [(4, "year"), (7, "year"), (7, "month")])

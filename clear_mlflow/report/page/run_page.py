@@ -49,7 +49,7 @@ from clear_mlflow.report.page.within_bucket import build_within_bucket_charts
 
 _PAGE = "clear_mlflow.report.page/run"
 # Raised when the page changes, so that stored pages are written again.
-PAGE_VERSION = 3
+PAGE_VERSION = 4
 _DIGITS = 6  # of the fractions that the script reads
 # Base64 characters of stored predictions: a page stays below two megabytes.
 MAX_PREDICTION_CHARACTERS = 1_500_000
