@@ -351,15 +351,22 @@ def pixels(on: Rehearsal) -> None:
         on.program(label, "train", *on.command, "--features", "pixels", "--epochs", "1")
 
 
-def heads(on: Rehearsal) -> None:
+def heads(on: Rehearsal, features: str = "pixels") -> None:
     """Train a linear head on small images with each strategy, with a kill."""
-    fixed = {"dataset": on.name, "data_root": str(on.data), "features": "pixels", "epochs": 3}
+    fixed = {"dataset": on.name, "data_root": str(on.data), "features": features, "epochs": 3}
     grid = {"fixed": fixed, "grid": {"strategy": STRATEGIES.split(), "seed": [0]}}
     (on.root / "grid.yaml").write_text(json.dumps(grid))
-    sweep = ("sweep", "--experiment", "heads", "--grid", str(on.root / "grid.yaml"))
+    sweep = ("sweep", "--experiment", f"heads on {features}", "--grid", str(on.root / "grid.yaml"))
     fourth = lambda text: "[3/16] started" in text  # noqa: E731
-    on.program("`sweep` of all strategies, killed in the fourth run", *sweep, kill=fourth, after=5)
+    on.program(f"`sweep` on {features}, killed in the fourth run", *sweep, kill=fourth, after=5)
     print(on.program("again, to the end", *sweep)[:2000])
+
+
+def backbone(on: Rehearsal) -> None:
+    """Extract the features of all images with ResNet-18, and train each strategy on them."""
+    command = ("data", "features", str(on.data), "--dataset", on.name, "--backbone", "resnet18")
+    print(on.program("`data features`, all images", *command, "--weights", "none", "--name", "all"))
+    heads(on, "all")
 
 
 def runs(on: Rehearsal) -> None:
@@ -399,14 +406,29 @@ def features(on: Rehearsal) -> None:
 def first(on: Rehearsal) -> None:
     """Train the authors' recipe to the first row: decode, again from the cache, more epochs."""
     for epochs in (1, 1, 4):
-        values = (f"dataset={on.name}", f"data_root={on.data}", f"epochs={epochs}")
-        parameters = [word for value in values for word in ("-P", value)]
-        command = ("mlflow", "run", str(PROJECT), "--env-manager", "local", *parameters)
-        label = f"`mlflow run`, ResNet-18, 224 pixels, epochs={epochs}, to the first row"
-        print(on.run(label, *command, kill=lambda text: "on itself" in text).splitlines()[-1])
+        row = _train_recipe(on, epochs, "to the first row", lambda text: "on itself" in text)
+        print(row.splitlines()[-1])
 
 
-_PARTS = (download, load, check, train, pixels, heads, runs, features, first)
+def recipe(on: Rehearsal) -> None:
+    """Train the authors' recipe for one epoch to the end, with a kill in bucket 4."""
+    complete = hash_runs(on.name)
+    _train_recipe(on, 1, "killed in bucket 4", lambda text: "(key 2): on" in text, after=60)
+    (run_id,) = hash_runs(on.name).keys() - complete.keys()
+    print(on.program("resume, to the end", "train", "--resume", run_id))
+
+
+def _train_recipe(
+    on: Rehearsal, epochs: int, label: str, kill: Callable[[str], object], after: float = 0
+) -> str:
+    values = (f"dataset={on.name}", f"data_root={on.data}", f"epochs={epochs}")
+    parameters = [word for value in values for word in ("-P", value)]
+    command = ("mlflow", "run", str(PROJECT), "--env-manager", "local", *parameters)
+    label = f"`mlflow run`, ResNet-18, 224 pixels, epochs={epochs}, {label}"
+    return on.run(label, *command, kill=kill, after=after)
+
+
+_PARTS = (download, load, check, train, pixels, heads, runs, features, first, backbone, recipe)
 PARTS = {part.__name__: part for part in _PARTS}
 
 

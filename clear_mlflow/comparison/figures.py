@@ -1,4 +1,4 @@
-"""The comparison's pictures as files, for papers and for MLflow's artifact view."""
+"""The comparison's charts as files for MLflow's artifact view, and as figures for papers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from clear_mlflow.comparison.groups import LEVEL
 from clear_mlflow.comparison.page.charts import (
     build_cost_plots,
     build_curve_parts,
-    build_matrix_scales,
     build_metric_plots,
 )
 from clear_mlflow.comparison.result import Comparison
@@ -27,25 +26,17 @@ from clear_mlflow.report.pictures import (
     FONT,
     check_width,
     create_figure,
-    draw_heatmap,
     fit_labels,
     measure_width,
-    render_pdf,
 )
 from clear_mlflow.statistics import seed_summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_MAPS = 8  # the leaders: what a person looks at, one picture at a time; the page shows more
-_PAPER = 6.5  # inches, of a page's text
-
 
 def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
-    """Yield files: the page's charts as SVG, a PDF for papers.
-
-    Charts without content are left out.
-    """
+    """Yield the page's charts as SVG files, without empty ones."""
     if comparison.metrics:
         yield "metrics.svg", render_svg("dots", list(build_metric_plots(comparison)), columns=3)
     if plots := list(build_cost_plots(comparison)):
@@ -55,19 +46,6 @@ def render_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
         if part["means"]:
             content = render_svg("curves", part["means"], columns=2, legend=part["legend"])
             yield f"curves{end}.svg", content
-    yield "paper.pdf", render_pdf(_draw_pages(comparison))
-
-
-def _draw_pages(comparison: Comparison) -> Iterator[Figure]:
-    """Yield the ranking metric by row, if possible, and matrices."""
-    if any(metric.name == comparison.ranked_by for metric in comparison.definitions):
-        yield plot_history(comparison, width=_PAPER)
-    scales = build_matrix_scales(comparison)
-    for number, group in enumerate(comparison.groups[:_MOST_MAPS]):
-        runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
-        title = f"{comparison.short_names[number]}{runs}"
-        width = _PAPER if group.matrix.num_buckets > 9 else None
-        yield draw_heatmap(group.matrix, title, scales[group.conditions_index], width=width)
 
 
 def plot_history(

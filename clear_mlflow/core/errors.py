@@ -4,6 +4,7 @@ Every message names what was passed, what was expected, and what to do. Anything
 ``ClearError`` is a bug of ours and shows its traceback.
 """
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -67,6 +68,22 @@ class UndefinedMetricError(ClearError):
 
 class FailedMetricError(UndefinedMetricError):
     """A custom metric raised an error, or returned no number."""
+
+
+class TrainingDied(Exception):  # noqa: N818  (the name states what happened)
+    """The training process ended before its last row.
+
+    Args:
+        returncode: its exit code, or minus the number of the signal that ended it.
+    """
+
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+        super().__init__(
+            f"the training process was ended by {signal.Signals(-returncode).name}"
+            if returncode < 0
+            else f"the training process ended with exit code {returncode}"
+        )
 
 
 @contextmanager

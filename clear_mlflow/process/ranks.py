@@ -15,12 +15,13 @@ from clear_mlflow.core.errors import (
     DataError,
     DivergedError,
     PeerLostError,
+    TrainingDied,
     require_package,
 )
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
+from clear_mlflow.process.training_process import TrainingProcess
 
 # How long this process stays after its training process failed. When this process ends, torchrun
 # stops rank 0, too. Until then, rank 0 notices the failure itself, so it does not take torchrun's

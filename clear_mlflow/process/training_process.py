@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.distributed import read_dist_env
-from clear_mlflow.core.errors import PeerLostError
+from clear_mlflow.core.errors import PeerLostError, TrainingDied
 from clear_mlflow.learning.measured import Measurement, OnMessage, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.child import receive, run
@@ -35,22 +35,6 @@ _MEMORY_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**3
 # keep a core from others, unless the user chose how threads wait.
 _SPIN_VARIABLES = {"GOMP_SPINCOUNT": "3000"}
 _WAIT_POLICY_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-
-
-class TrainingDied(Exception):  # noqa: N818  (the name states what happened)
-    """The training process ended before its last row.
-
-    Args:
-        returncode: its exit code, or minus the number of the signal that ended it.
-    """
-
-    def __init__(self, returncode: int) -> None:
-        self.returncode = returncode
-        super().__init__(
-            f"the training process was ended by {signal.Signals(-returncode).name}"
-            if returncode < 0
-            else f"the training process ended with exit code {returncode}"
-        )
 
 
 class TrainingProcess:

@@ -1,16 +1,16 @@
 """The picture of a run's matrix, for MLflow's panels, notebooks and papers.
 
 It is drawn with matplotlib on one axes that fills the figure, in inches from its top left corner.
-No global state of matplotlib is changed, except within :func:`render_pdf`, and no matplotlibrc is
-followed, so any thread may draw, and the same content always has the same bytes. Pictures of runs
-with the same buckets have the same size, with every cell in the same position.
+No global state of matplotlib is changed, and no matplotlibrc is followed, so any thread may draw,
+and the same content always has the same bytes. Pictures of runs with the same buckets have the same
+size, with every cell in the same position.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -142,24 +142,6 @@ def load_drawing() -> None:
 
     decode_png(draw_heatmap_png(AccuracyMatrix([[0.5]]), "0"))
     Image.init()  # MLflow stores pictures as WebP
-
-
-def render_pdf(figures: Iterable[Figure]) -> bytes:
-    """Return figures as a PDF, drawn with matplotlib's defaults."""
-    from matplotlib import rc_context, rcdefaults, rcParams
-    from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
-
-    content = io.BytesIO()
-    metadata = {"Creator": None, "Producer": None, "CreationDate": None}
-    with rc_context():
-        rcdefaults()
-        rcParams["pdf.fonttype"] = 42
-        # One file, because embedding a font takes longer than drawing a figure.
-        with PdfPages(content, metadata=metadata) as pages:
-            for figure in figures:
-                canvas: Any = FigureCanvasPdf(figure)
-                canvas.print_pdf(pages)
-    return content.getvalue()
 
 
 def check_width(width: float, minimum: float) -> None:

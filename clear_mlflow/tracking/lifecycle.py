@@ -29,7 +29,13 @@ from mlflow.utils.mlflow_tags import (
 )
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
+from clear_mlflow.core.errors import (
+    ClearError,
+    DivergedError,
+    RecordError,
+    TrackingError,
+    TrainingDied,
+)
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import (
@@ -47,7 +53,6 @@ from clear_mlflow.journal.uploader import (
     read_exit_wait,
     store_outcome,
 )
-from clear_mlflow.process.training_process import TrainingDied
 from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names

@@ -20,7 +20,6 @@ from PIL import Image
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
-from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring import Scores
 from clear_mlflow.scoring.run_log import build_row_points
 from clear_mlflow.scoring.run_record import compute_times
@@ -32,6 +31,7 @@ from clear_mlflow.store.offline import get_offline_folder
 # Module that MLflow imports to load a model; it imports neither MLflow nor training.
 LOADER = "clear_mlflow.learning.inference.served"
 _READY: Literal["READY"] = "READY"
+_NO_MODELS = "none"  # as in a run's parameters
 
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
@@ -43,9 +43,9 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     """
     params = run.data.params
     # A configuration file may have another value than the one that "mlflow run" logged.
-    log_models = params.get("used/log_models", params.get("log_models", NONE))
+    log_models = params.get("used/log_models", params.get("log_models", _NO_MODELS))
     is_offline = get_offline_folder(client.tracking_uri) is not None  # logged by sync
-    if log_models == NONE or scores.record is None or is_offline:
+    if log_models == _NO_MODELS or scores.record is None or is_offline:
         return 0
     run_id = run.info.run_id
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)

@@ -16,14 +16,14 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from clear_mlflow.core.disk import set_offline
 from clear_mlflow.core.distributed import read_dist_env
-from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
+from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError, TrainingDied
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.learning.parameters.config import TrainConfig, list_parameter_defaults
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
+from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import connect_store, log_tags, mlflow_errors, use_store

@@ -5,9 +5,9 @@ import textwrap
 
 import pytest
 
-from clear_mlflow.core.errors import PeerLostError
+from clear_mlflow.core.errors import PeerLostError, TrainingDied
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
+from clear_mlflow.process.training_process import TrainingProcess
 
 # What torchrun sets for the first of two.
 OF_TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

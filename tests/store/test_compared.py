@@ -54,7 +54,7 @@ def test_a_comparison_is_a_run_with_all_artifacts(store, experiment_id, runs):
     assert run.info.run_name == "compare replay vs naive (4 runs)"
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
         *("comparison.html", "leaderboard.json", "leaderboard.csv", "leaderboard.tex"),
-        *("compared_runs.json", "figures/metrics.svg", "figures/curves.svg", "figures/paper.pdf"),
+        *("compared_runs.json", "figures/metrics.svg", "figures/curves.svg"),
     }
     assert set(run.data.tags[names.COMPARED_TAG].split(",")) == {r.info.run_id for r in runs}
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"

@@ -14,11 +14,10 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from offline_folders import create_offline_folder
 from stored_runs import rows_folder, stored_run
 
-from clear_mlflow.core.errors import DivergedError, TrackingError
+from clear_mlflow.core.errors import DivergedError, TrackingError, TrainingDied
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, find_run_folders
 from clear_mlflow.journal.uploader import UnsentError, store_outcome
-from clear_mlflow.process.training_process import TrainingDied
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import (

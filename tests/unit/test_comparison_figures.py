@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
 
-import matplotlib as mpl
 import pytest
 from comparisons import SCORE, compare, compare_costs
 from comparisons import build_cost_runs as cost_runs
@@ -19,30 +18,15 @@ from clear_mlflow.comparison.page import charts, render_comparison_page
 def test_figures_are_pictures():
     comparison = compare([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
     files = dict(render_figures(comparison))
-    assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
+    assert set(files) == {"metrics.svg", "curves.svg"}
     page = render_comparison_page(comparison, title="t", footer="f")
-    for name, content in files.items():
-        if name == "paper.pdf":
-            with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
-                # Undated, and no user's settings.
-                assert dict(render_figures(comparison))[name] == content
-            assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
-            assert b"/CIDFontType2" in content
-            assert b"/Type3" not in content
-            continue
+    for content in files.values():
         drawn = ElementTree.fromstring(content)
         assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
         assert "a$x^<b>" in [part.text for part in drawn.iter()]
         curves = re.findall(r'<(?:path class="(?:line|band|reach)"|circle)[^>]*>', content.decode())
         assert len(curves) > 4
         assert all(curve in page for curve in curves if "h26" not in curve)
-
-
-def test_the_pages_for_a_paper_are_as_wide_as_its_text():
-    content = dict(render_figures(compare(seeds_of("naive", 120, [0]))))["paper.pdf"]
-    widths = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", content)
-    assert float(widths[0]) == 6.5 * 72  # points in an inch; a small matrix is narrower
-    assert len(widths) == 2
 
 
 def test_costs_and_metrics_without_a_dot_have_no_interval_plots(monkeypatch):
