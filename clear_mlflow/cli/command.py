@@ -39,6 +39,8 @@ _OTHER = "Other options"
 _NONE = "none"  # the word for None
 # A call is one word: arguments in an error of another program are not options.
 _WORD = re.compile(r"(?:\w\([^()]*\)|[^ ])+")
+# A parameter in a sentence, and not a word of a value: "budget is 1 and lr is 2; leave lr at auto".
+_MENTION = r"(?:^|(?<=: )|(?<=and )|(?<=but )|(?<=leave )){}(?= (?:is|names|at|out)\b)"
 
 
 class Command(click.Command):
@@ -306,23 +308,19 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 
 
 def spell_error(message: str, parameter: str | None = None) -> str:
-    """Write assignments and the parameter of an error as options.
+    """Write assignments and passed parameters in an error as options.
 
-    It knows the running command. parameter: what the error is about, or None. Its name stays
-    unless its option was passed; an error about NAME may be about the option rows_NAME.
+    It knows the running command. parameter: what the error is about, or None, as for a field of a
+    file: only assignments are spelled then. An error about NAME may be about the option rows_NAME.
     """
     context = click.get_current_context(silent=True)
     if context is None:
         return message
     message = spell_options(message, context.command.params)
     for key, option in _list_options(context.command.params).items():
-        is_passed = context.get_parameter_source(key) is ParameterSource.COMMANDLINE
-        if is_passed and key in (parameter, f"rows_{parameter}"):
-            message = message.replace(f"leave {parameter} out", f"leave {option} out")
-            for verb in ("is", "names"):
-                file, name, rest = message.partition(f"{parameter} {verb} ")
-                if name and (not file or file.endswith(": ")):  # nothing, or a file's name
-                    message = f"{file}{option} {verb} {rest}"
+        if parameter and context.get_parameter_source(key) is ParameterSource.COMMANDLINE:
+            name = parameter if key == f"rows_{parameter}" else key
+            message = re.sub(_MENTION.format(re.escape(name)), option, message)
     return message
 
 

@@ -54,6 +54,20 @@ def test_an_artifact_location_that_stores_nothing_is_a_one_line_error(store, mon
             "error: 'r.json': --orientation is 'columns', but the format renate-results itself "
             "marks the rows; leave --orientation out",
         ),
+        (
+            ["train", "--budget", "naive:0.5", "--test-every", "1"],
+            "error: --budget is naive:0.5 and --test-every is 1; the number of steps in a bucket "
+            "is not known before it is trained: leave --test-every at off",
+        ),
+        (
+            ["train", "--protocol", "streaming", "--split", "30", "--seed", "1"],
+            "error: --protocol is streaming and --split is 30, but with streaming a bucket's test "
+            "set is its training data; leave --split at auto, or pass --protocol iid",
+        ),
+        (
+            ["train", "--dataset", "weather", "--features", "pixels", "--model", "linear"],
+            "error: dataset weather consists of vectors and --features is pixels; pass --features",
+        ),
         (["train", "--config", "config.json"], "error: lr_step is 'often'"),
         (["train", "--lr-step", "often"], "error: --lr-step is 'often'"),
         (
