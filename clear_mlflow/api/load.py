@@ -15,7 +15,7 @@ from mlflow.entities import Run as MlflowRun
 from clear_mlflow.core.batch_record import PrequentialRecord
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import one_line, safe_repr
+from clear_mlflow.core.text import one_line, safe_repr, show_blank
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
 from clear_mlflow.report.displayed_run import DisplayedRun
 from clear_mlflow.scoring import Scores, load_scores
@@ -261,7 +261,7 @@ def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[Mlf
     all_runs = list(runs)
     if missing := [run for run in all_runs if isinstance(run, MissingRun)]:
         others = f" (and {len(missing) - 1} more)" if missing[1:] else ""
-        raise TrackingError(f"cannot {verb} run {missing[0].run_id}{others}: {missing[0].problem}")
+        raise TrackingError(f"cannot {verb} run {show_blank(missing[0].run_id)}{others}: {missing[0].problem}")
     return [run for run in all_runs if isinstance(run, MlflowRun)]
 
 

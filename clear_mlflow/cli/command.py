@@ -37,6 +37,7 @@ from clear_mlflow.core.text import safe_repr
 SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Comparison", "Metrics"
 _OTHER = "Other options"
 _NONE = "none"  # the word for None
+_MAX_PLACEHOLDER = 60  # characters; longer lists of choices follow the help, which is wrapped
 # A call is one word: arguments in an error of another program are not options.
 _WORD = re.compile(r"(?:\w\([^()]*\)|[^ ])+")
 # A parameter in a sentence, and not a word of a value: "budget is 1 and lr is 2; leave lr at auto".
@@ -163,6 +164,9 @@ def build_option(name: str, **keywords: Any) -> click.Option:
     keywords: arguments of click.Option.
     """
     keywords.setdefault("show_default", keywords.get("default") != _NONE)
+    choices = getattr(keywords.get("type"), "choices", ())
+    if len("|".join(choices)) > _MAX_PLACEHOLDER:
+        keywords |= {"metavar": "NAME", "help": f"{keywords['help']} One of {', '.join(choices)}."}
     return click.Option([f"--{name.replace('_', '-')}", name], **keywords)
 
 

@@ -185,7 +185,7 @@ def _print_label_drift(findings: Findings) -> None:
     arguments={"folder": "[DIR]"},
     examples=(
         "clear-mlflow data features ~/data/clear10 --backbone resnet50",
-        "clear-mlflow data features ~/data/clear10 --backbone timm:vit_small_patch14_dinov2",
+        "clear-mlflow data features DIR --backbone timm:vit_small_patch14_dinov2",
     ),
 )
 def features(

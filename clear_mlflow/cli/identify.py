@@ -24,7 +24,7 @@ _MAX_MATCHES = 8  # printed for each number
     examples=(
         "clear-mlflow identify RUN_ID 91.04 0.0312",
         "clear-mlflow identify matrix.csv 6.145 --scale percent --future not-tested",
-        'clear-mlflow identify seed0.csv seed1.csv seed2.csv "66.91 +- 1.20" --scale percent',
+        'clear-mlflow identify a.csv b.csv c.csv "66.91 +- 1.20" --scale percent',
     ),
 )
 def identify(**options: Any) -> None:

@@ -13,7 +13,7 @@ from clear_mlflow.api.import_options import ImportOptions
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import METRICS, command
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import safe_repr, show_blank
 from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def import_runs(*, store: str | None, **values: Any) -> None:
         name = safe_repr(Path(file.source).name, 120)
         is_named = file.detail.startswith(name)
         output.print_error(
-            file.source + (file.detail[len(name) :] if is_named else f": {file.detail}"),
+            show_blank(file.source) + (file.detail[len(name) :] if is_named else f": {file.detail}"),
             file.parameter,
         )
     if not files and not received:

@@ -72,7 +72,7 @@ _TRAINING_OPTIONS = [
         "clear-mlflow train",
         "clear-mlflow train --strategy replay --memory 0.1 --seed 1",
         "clear-mlflow train --dataset clear10 --data-root ~/clear10 --experiment first",
-        "clear-mlflow train --features pixels --batch-size 64 --seeds 0,1,2 --tag paper=draft",
+        "clear-mlflow train --features pixels --seeds 0,1,2 --tag paper=draft",
         "mlflow run . --env-manager local -P strategy=replay",
     ),
 )
@@ -246,7 +246,7 @@ def apply_run_options(
     """
     if offline and find_offline_folder() is None:
         os.environ[OFFLINE_VARIABLE] = "1"
-    existing_run_id = resume or os.environ.get("MLFLOW_RUN_ID")
+    existing_run_id = resume or os.environ.get("MLFLOW_RUN_ID", "").strip()
     passed = {"experiment": experiment, "run_name": run_name, "tag": " ".join(tag)}
     for name, text in passed.items():
         if text and existing_run_id:

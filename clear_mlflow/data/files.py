@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from clear_mlflow.core.errors import DataError, RecordError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import safe_repr, show_blank
 from clear_mlflow.core.untrusted import (
     MAX_CLASS_LIST_BYTES,
     MAX_IMAGE_BYTES,
@@ -46,8 +46,8 @@ _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
 
 def path_text(path: Path | str) -> str:
-    """Return a path for one-line messages, unprintable characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))
+    """Return a path for one-line messages, with invisible characters escaped."""
+    return show_blank("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path)))
 
 
 def reason(error: BaseException) -> str:

@@ -284,6 +284,9 @@ def _connect_store(opens_run: bool, experiment: str | None, can_be_offline: bool
         raise TrackingError(
             "the tracking URI is blank; set MLFLOW_TRACKING_URI to a store of runs, or unset it"
         )
+    for variable in (MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID):
+        if (value := variable.get()) and not value.strip():
+            raise TrackingError(f"{variable.name} is blank; set it to an id, or unset it")
     switch_store(uri)
     if not opens_run and is_missing_store(uri):
         if folder := get_offline_folder(uri):

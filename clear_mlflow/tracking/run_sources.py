@@ -15,6 +15,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, parse_row_index
+from clear_mlflow.core.text import show_blank
 from clear_mlflow.journal.reading import get_run_folder, read_points
 from clear_mlflow.journal.run_folder import is_safe_path, walk_files
 from clear_mlflow.store import names
@@ -149,7 +150,7 @@ def open_sources(store: str, runs: Sequence[str] = ()) -> list[RunSource]:
         MLFLOW_ALLOW_FILE_STORE.set(True)
         uri, artifacts = folder.absolute().as_uri(), folder
     elif is_missing_store(uri) or (":" not in uri and uri != "databricks"):
-        raise TrackingError(f"the store {mask_credentials(uri)} does not exist")
+        raise TrackingError(f"the store {show_blank(mask_credentials(uri))} does not exist")
     selected: list[Run] = []
     with mlflow_errors(f"read the store {mask_credentials(uri)}, which is copied"):
         client = MlflowClient(name_sqlite_driver(uri))

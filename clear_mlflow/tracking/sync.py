@@ -15,6 +15,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.disk import find_offline_folder
 from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.text import show_blank
 from clear_mlflow.journal.offline_store import (
     list_headless_runs,
     list_offline_runs,
@@ -116,7 +117,7 @@ def list_folders_to_upload(folder: Path | None) -> list[Path]:
     try:
         folders = list_run_folders(folder)
     except OSError as error:
-        raise TrackingError(f"{folder} cannot be read: {error.strerror}") from error
+        raise TrackingError(f"{show_blank(str(folder))} cannot be read: {error.strerror}") from error
     if not folders:
         raise TrackingError(
             f"{folder} contains nothing that waits for a store; expected {HEADER_JSON} or "

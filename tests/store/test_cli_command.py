@@ -36,6 +36,11 @@ def test_every_option_is_listed_once(words):
         assert sum(line.split()[:1] == [option.opts[0]] for line in text.splitlines()) == 1
 
 
+@pytest.mark.parametrize("words", [(), *ALL], ids=" ".join)
+def test_help_fits_into_a_terminal_of_80_columns(words):
+    assert max(map(len, invoke(*words, "--help").output.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_other_options_come_after_all_groups(words):
     lines = invoke(*words, "--help").output.splitlines()
@@ -156,3 +161,5 @@ def test_an_existing_run_keeps_its_name_and_tags(environment, arguments):
     environment.setenv("MLFLOW_RUN_ID", "run")
     with pytest.raises(ConfigError, match="run run exists already"):
         apply_run_options(*arguments)
+    environment.setenv("MLFLOW_RUN_ID", " ")  # opening the store reports it
+    apply_run_options(*arguments)

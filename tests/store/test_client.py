@@ -58,16 +58,21 @@ def track():
     [
         ("MLFLOW_TRACKING_URI", "the tracking URI is blank; set MLFLOW_TRACKING_URI"),
         ("MLFLOW_EXPERIMENT_NAME", "the experiment's name is blank; pass experiment=NAME"),
+        ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_ID is blank; set it to an id, or unset it"),
+        ("MLFLOW_RUN_ID", "MLFLOW_RUN_ID is blank; set it to an id, or unset it"),
     ],
 )
 def test_a_blank_variable_of_mlflow_is_named(store, monkeypatch, variable, message):
     """MLflow would store runs in a folder, or an experiment, that is called like the blanks."""
+    if variable == "MLFLOW_EXPERIMENT_ID":
+        monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     uri = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv(variable, "  ")
     check_error(TrackingError, message, track)
-    monkeypatch.setenv(variable, uri if variable == "MLFLOW_TRACKING_URI" else "x")
+    usable = {"MLFLOW_TRACKING_URI": uri, "MLFLOW_EXPERIMENT_NAME": "x"}
+    monkeypatch.setenv(variable, usable.get(variable, ""))
     track()
 
 

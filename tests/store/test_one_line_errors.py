@@ -150,6 +150,22 @@ def test_a_field_of_a_file_is_not_spelled_as_an_option(
     assert part in invoke(*arguments).output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", " "], "cannot load run ' ': no such run"),
+        (["import", " "], "' ' is not a file"),
+        (["import", "--from", " ", "x"], "the store ' ' does not exist"),
+        (["sync", " "], "' ' cannot be read: No such file"),
+        (["data", "check", "\u3164"], "data root '\\u3164' cannot be read"),
+    ],
+)
+def test_a_blank_name_is_quoted(store, tmp_path, monkeypatch, arguments, message):
+    """Blanks next to each other are one: the name would be missing from the sentence."""
+    monkeypatch.chdir(tmp_path)
+    assert f"error: {message}" in run_command(*arguments, code=2)
+
+
 def test_messages_of_functions_spell_arguments_as_in_python():
     with pytest.raises(RecordError, match='pass scale="percent"'):
         parse_runs(ResultFile("x.csv", b"75,50\n70,90\n", ReadOptions(orientation="rows")))
