@@ -43,6 +43,7 @@ class Archive:
     file: str
     md5: str  # hexadecimal
     folder: str  # name of the folder that it is unpacked to
+    max_bytes: int  # of a reply, several times what is expected: the exact size is not published
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ RELEASES = {
         name,
         _REPOSITORY,
         (
-            Archive(f"{name}-train-image-only.zip", train_md5, "train_image_only"),
-            Archive(f"{name}-test.zip", test_md5, "test"),
+            Archive(f"{name}-train-image-only.zip", train_md5, "train_image_only", max_bytes),
+            Archive(f"{name}-test.zip", test_md5, "test", max_bytes),
         ),
     )
-    for name, train_md5, test_md5 in (
-        ("clear10", "5171f720810d60b471c308dee595d430", "bf9a85bfb78fe742c7ed32648c9a3275"),
-        ("clear100", "ea85cdba9efcb3abf77eaab5554052c8", "e160815fb5fd4bc71dacd339ff41e6a9"),
+    for name, max_bytes, train_md5, test_md5 in (
+        ("clear10", 2**34, "5171f720810d60b471c308dee595d430", "bf9a85bfb78fe742c7ed32648c9a3275"),
+        ("clear100", 2**37, "ea85cdba9efcb3abf77eaab5554052c8", "e160815fb5fd4bc71dacd339ff41e6a9"),
     )
 }
 
@@ -331,6 +332,13 @@ class _Hub:
                 self.on_progress(f"downloading {archive.file}", done, total)
                 for block in response.iter_raw():
                     done += file.write(block)
+                    if max(done, total or 0) > archive.max_bytes:
+                        file.truncate(0)
+                        raise self._build_error(
+                            f"{archive.file} cannot be downloaded: the server sends more than "
+                            f"{_format_size(archive.max_bytes)}, which the file does not have; "
+                            "check HF_ENDPOINT"
+                        )
                     self.on_progress(f"downloading {archive.file}", done, total)
 
 

@@ -163,7 +163,7 @@ def download_release(commands, data, monkeypatch):
     """Download a small release from a hub on this machine."""
     files = {f"{split}.zip": zip_folder(data, split) for split in ("train", "test")}
     archives = tuple(
-        Archive(name, hashlib.md5(content).hexdigest(), name.removesuffix(".zip"))
+        Archive(name, hashlib.md5(content).hexdigest(), name.removesuffix(".zip"), 10**9)
         for name, content in files.items()
     )
     with serving(Hub(files=files)) as hub, monkeypatch.context() as patch:

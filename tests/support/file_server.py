@@ -25,7 +25,8 @@ class Hub:
     # of the requested part, then the end), corrupt, stall (half, then silence), ignore
     # (a range), html (a web page in its place), loop (a redirection to itself), reset (half, then
     # a broken connection), gzip (compressed, though not asked for), short and long (a wrong length
-    # of the body), drip (in pieces), moved (another part than the range), changed (other content
+    # of the body), endless (a body without an end; in chunks, or "huge" with a length that it
+    # does not reach), drip (in pieces), moved (another part than the range), changed (other content
     # from now on), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
     moods: list[str] = field(default_factory=lambda: ["good"])
     # What it states that a file holds, where that is not so.
@@ -127,11 +128,23 @@ class _Handler(BaseHTTPRequestHandler):
         size = len(content) - start
         if not with_body:
             size = hub.sizes.get(path.removeprefix(prefix), size)
-        size += {"short": -5, "long": 5}.get(mood, 0)
-        self.send_header("Content-Length", str(size))
+        size += {"short": -5, "long": 5, "huge": 10**18}.get(mood, 0)
+        if mood == "endless chunks":
+            self.send_header("Transfer-Encoding", "chunked")
+        elif mood != "endless":
+            self.send_header("Content-Length", str(size))
         self.end_headers()
+        if mood.startswith("endless"):
+            self._send_without_end(b"10000\r\n%s\r\n" if "chunks" in mood else b"%s")
+            return
         if with_body:
             self._send_body(content[start:], mood)
+
+    def _send_without_end(self, template: bytes) -> None:
+        self.close_connection = True
+        with suppress(OSError):  # the client has gone
+            for _ in range(1000):
+                self.wfile.write(template % bytes(2**16))
 
     def _send_body(self, body: bytes, mood: str) -> None:
         half = len(body) // 2
@@ -148,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         if mood == "reset":  # the kernel sends RST instead of FIN
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
-        if mood in ("truncate", "stall", "reset", "short", "long"):
+        if mood in ("truncate", "stall", "reset", "short", "long", "huge"):
             self.close_connection = True
 
 

@@ -68,8 +68,8 @@ def files(tree, tmp_path_factory) -> dict[str, bytes]:
 @pytest.fixture(scope="session")
 def release(files) -> Release:
     md5 = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    train = Archive(TRAIN, md5[TRAIN], "train_image_only")
-    return Release("small", REPOSITORY, (train, Archive(TEST, md5[TEST], "test")))
+    train = Archive(TRAIN, md5[TRAIN], "train_image_only", 10**7)
+    return Release("small", REPOSITORY, (train, Archive(TEST, md5[TEST], "test", 10**7)))
 
 
 @pytest.fixture
@@ -172,6 +172,17 @@ def test_a_permanent_error_is_one_line_with_a_remedy(release, hub, tmp_path, moo
     command = "clear-mlflow data download small DIR"
     assert f"{command}' on another machine and copy DIR to {tmp_path}" in line
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
+
+
+@pytest.mark.parametrize("mood", ["endless", "endless chunks", "huge"])
+def test_a_reply_that_is_too_large_ends_the_download(release, hub, tmp_path, mood):
+    hub.moods = [mood]
+    message = f"{TRAIN} cannot be downloaded: the server sends more than 10.0 MB, which the file"
+    check_error(DataError, message, fetch, release, tmp_path, hub)
+    assert len(hub.ranges) == 1
+    assert (tmp_path / WORK_FOLDER / f"{TRAIN}.part").stat().st_size == 0
+    hub.moods = ["good"]
+    assert fetch(release, tmp_path, hub) == ("train_image_only", "test")
 
 
 @pytest.mark.parametrize("mood", ["html", "204", "304"])
@@ -285,7 +296,8 @@ def test_a_full_disk_is_a_one_line_error(hub, tmp_path, below):
         opened.writestr("class_names.txt", os.urandom(500).hex() * 20_000)
     hub.files[TRAIN] = archive.read_bytes()
     assert 1000 < len(hub.files[TRAIN]) < 500_000
-    train_archive = Archive(TRAIN, hashlib.md5(hub.files[TRAIN]).hexdigest(), "train_image_only")
+    md5 = hashlib.md5(hub.files[TRAIN]).hexdigest()
+    train_archive = Archive(TRAIN, md5, "train_image_only", 10**7)
     root = tmp_path / "root"
     release = Release("small", REPOSITORY, (train_archive,))
     code = f"""{IMPORTS}

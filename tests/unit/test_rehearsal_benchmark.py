@@ -28,7 +28,7 @@ def test_its_archives_are_served_downloaded_and_loaded(rehearsal, tmp_path, monk
     hub.mkdir()
     md5s = rehearsal.write_archives(hub, argparse.Namespace(**options, photos=tmp_path / "photos"))
     archives = [
-        Archive(f"clear10-{split}.zip", md5, folder)
+        Archive(f"clear10-{split}.zip", md5, folder, 10**9)
         for split, md5, folder in zip(
             ("train-image-only", "test"), md5s, ("train_image_only", "test"), strict=True
         )
