@@ -261,7 +261,9 @@ def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[Mlf
     all_runs = list(runs)
     if missing := [run for run in all_runs if isinstance(run, MissingRun)]:
         others = f" (and {len(missing) - 1} more)" if missing[1:] else ""
-        raise TrackingError(f"cannot {verb} run {show_blank(missing[0].run_id)}{others}: {missing[0].problem}")
+        raise TrackingError(
+            f"cannot {verb} run {show_blank(missing[0].run_id)}{others}: {missing[0].problem}"
+        )
     return [run for run in all_runs if isinstance(run, MlflowRun)]
 
 

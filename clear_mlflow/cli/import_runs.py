@@ -91,7 +91,8 @@ def import_runs(*, store: str | None, **values: Any) -> None:
         name = safe_repr(Path(file.source).name, 120)
         is_named = file.detail.startswith(name)
         output.print_error(
-            show_blank(file.source) + (file.detail[len(name) :] if is_named else f": {file.detail}"),
+            show_blank(file.source)
+            + (file.detail[len(name) :] if is_named else f": {file.detail}"),
             file.parameter,
         )
     if not files and not received:

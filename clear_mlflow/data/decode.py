@@ -288,7 +288,8 @@ def _decode_image(
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise UndecodableError(
-                    f"it has {image.width} x {image.height} pixels, and {_MAX_PIXELS} are the most"
+                    f"it has {image.width} x {image.height} pixels, and at most {_MAX_PIXELS:,} "
+                    "are allowed"
                 )
             if image.mode == "F":
                 raise UndecodableError("its pixels are floating-point numbers of unknown range")
@@ -319,9 +320,10 @@ def _compute_long_side(image: Image.Image, side: int) -> int:
     checked_side = max(side, _CLEAR_SIDE)
     checked_long = int(checked_side * long / short)
     if checked_side * checked_long > _MAX_PIXELS:
+        sides = (checked_side, checked_long)[:: 1 if image.width < image.height else -1]
         raise UndecodableError(
-            f"it has {image.width} x {image.height} pixels and would have {checked_long} x "
-            f"{checked_side}, and {_MAX_PIXELS} are the most"
+            f"it has {image.width} x {image.height} pixels; scaled to a shorter side of "
+            f"{checked_side}, it would have {sides[0]} x {sides[1]}, more than {_MAX_PIXELS:,} in all"
         )
     return int(side * long / short)  # rounded down, as torchvision does
 

@@ -117,7 +117,9 @@ def list_folders_to_upload(folder: Path | None) -> list[Path]:
     try:
         folders = list_run_folders(folder)
     except OSError as error:
-        raise TrackingError(f"{show_blank(str(folder))} cannot be read: {error.strerror}") from error
+        raise TrackingError(
+            f"{show_blank(str(folder))} cannot be read: {error.strerror}"
+        ) from error
     if not folders:
         raise TrackingError(
             f"{folder} contains nothing that waits for a store; expected {HEADER_JSON} or "
