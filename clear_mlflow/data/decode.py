@@ -323,7 +323,7 @@ def _compute_long_side(image: Image.Image, side: int) -> int:
         sides = (checked_side, checked_long)[:: 1 if image.width < image.height else -1]
         raise UndecodableError(
             f"it has {image.width} x {image.height} pixels; scaled to a shorter side of "
-            f"{checked_side}, it would have {sides[0]} x {sides[1]}, more than {_MAX_PIXELS:,} in all"
+            f"{checked_side}, it would have {sides[0]} x {sides[1]}, over {_MAX_PIXELS:,} in all"
         )
     return int(side * long / short)  # rounded down, as torchvision does
 

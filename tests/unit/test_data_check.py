@@ -209,7 +209,7 @@ def test_a_shape_that_training_refuses_is_reported(root, tmp_path, size):
     assert (problem.type, problem.path) == ("unreadable", root / FIRST)
     width, height = (224 * side // min(size) for side in size)
     detail = f"it has {size[0]} x {size[1]} pixels; scaled to a shorter side of 224, it would have"
-    assert f"{detail} {width} x {height}, more than 89,000,000 in all" in problem.detail
+    assert f"{detail} {width} x {height}, over 89,000,000 in all" in problem.detail
     stream = load_stream("x", str(root), cache_dir=tmp_path)
     resize = Resize(int(RECIPES["clear10"]["image_size"]))
     with pytest.raises(DataError, match=re.escape(problem.detail)):
