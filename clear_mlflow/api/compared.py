@@ -35,7 +35,6 @@ from clear_mlflow.comparison.tables import (
     build_comparison_dict,
     build_leaderboard_frame,
     build_metrics_frame,
-    build_pairs_frame,
     format_latex,
     format_markdown,
 )
@@ -138,7 +137,7 @@ class ComparedRuns:
         difference a - b, interval, p-value, test, numbers of seeds, and a sentence, among others.
         Interval and p-value are adjusted for the number of comparisons.
         """
-        return build_pairs_frame(self.comparison)
+        return self.comparison.pairs_frame
 
     def to_frame(self) -> DataFrame:
         """Return groups by metric: mean, std, 95 % interval, and n."""

@@ -9,7 +9,7 @@ from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
-from pandas import DataFrame, Index, MultiIndex, Series
+from pandas import DataFrame, Index, Series
 
 from clear_mlflow.comparison.groups import COST, LEVEL, ComparedRun, Group, RunWithoutRows
 from clear_mlflow.comparison.published_results import PublishedResult
@@ -201,8 +201,8 @@ class Comparison:
     tuned: frozenset[str]  # names in group_by of parameters that are chosen by their results
     warnings: tuple[str, ...]
     pairs: tuple[Pair, ...] = ()  # tested on the ranking metric
-    # Indices of groups that are significantly better than all others under the same conditions.
-    best: frozenset[int] = frozenset()
+    # Names of groups that are significantly better than all others under the same conditions.
+    best: frozenset[str] = frozenset()
     across: Across | None = None  # the verdicts for each value of a parameter, if requested
     published: tuple[PublishedResult, ...] = ()  # shown below the leaderboard, if requested
     # A line on the clearest difference in another headline metric, for pairs that do not differ in
@@ -314,39 +314,25 @@ class Comparison:
         return over_images, over_images is not None
 
     @cached_property
-    def groups_frame(self) -> DataFrame:
-        """One row per group, best first, with two levels of columns.
+    def columns(self) -> Mapping[str, Sequence[tuple[Any, str]]]:
+        """Columns of the leaderboard next to metrics: each group's value, and its text."""
+        # A column that is added here is in all outputs: as values in files, as texts elsewhere.
+        columns: dict[str, list[tuple[Any, str]]] = {
+            "seeds": [(len(group.counted), group.format_seeds()) for group in self.groups]
+        }
+        if any(group.scratch is not None for group in self.groups):
+            horizons = map(self.format_horizon, self.groups)
+            columns["horizon"] = [(horizon, horizon) for horizon in horizons]
+        return columns
 
-        They are ``("group", "name")``, ``("label", NAME)``, and of further columns, such as seeds,
-        ``("value", NAME)`` for files and ``("text", NAME)`` for tables. Each metric has mean, std,
-        low, high, n, partial (such as "1 of 3", or ""), and best: True for the metric of the
-        ranking if the group is significantly better than all others under its test conditions.
-        """
-        rows = []
-        for index, group in enumerate(self.groups):
-            row: dict[tuple[str, str], Any] = {("group", "name"): group.name}
-            row |= {("label", name): label for name, label in group.labels.items()}
-            # A column that is added here, with a value for files and a text, is in all outputs.
-            row["value", "seeds"], row["text", "seeds"] = len(group.counted), group.format_seeds()
-            if any(other.scratch is not None for other in self.groups):
-                row["value", "horizon"] = row["text", "horizon"] = self.format_horizon(group)
-            for metric in self.metrics:
-                summary = group.metrics.get(metric)
-                row |= dict.fromkeys(
-                    ((metric, name) for name in ("mean", "std", "low", "high")), nan
-                )
-                row[metric, "n"] = 0
-                row[metric, "best"] = metric == self.ranked_by and index in self.best
-                row[metric, "partial"] = group.format_partial_seeds(metric)
-                if summary is None:
-                    continue
-                row[metric, "mean"], row[metric, "n"] = summary.mean, summary.n
-                if summary.std is not None:
-                    row[metric, "std"] = summary.std
-                if summary.interval is not None:
-                    row[metric, "low"], row[metric, "high"] = summary.interval
-            rows.append(row)
-        return build_frame(rows).set_axis(MultiIndex.from_tuples(rows[0]), axis="columns")
+    def is_best(self, group: Group, metric: str) -> bool:
+        """Return True if a group is significantly better than all others in a metric."""
+        return metric == self.ranked_by and group.name in self.best
+
+    @property
+    def pairs_frame(self) -> DataFrame:
+        """One row per pair that was tested or lacks seeds."""
+        return build_frame([pair.to_dict() for pair in self.pairs]).reindex(columns=PAIR_COLUMNS)
 
     @cached_property
     def runs_frame(self) -> DataFrame:

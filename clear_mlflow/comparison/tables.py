@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from math import nan
 from textwrap import wrap
 from typing import Any
 from urllib.parse import quote
 
-from pandas import DataFrame, Series, concat
+from pandas import DataFrame
 
 from clear_mlflow.comparison.groups import LEVEL, MAX_NAME, Group
-from clear_mlflow.comparison.result import DIFFERENT, PAIR_COLUMNS, Comparison, build_frame
+from clear_mlflow.comparison.result import DIFFERENT, Comparison, build_frame
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import NOT_MEASURED, format_count, safe_repr, truncate
 from clear_mlflow.metrics import ALL_METRICS, SCRATCH_METRICS, adapt_metrics, format_value
@@ -40,7 +41,6 @@ _MAX_RUN_LINKS = 10  # of each group in a description
 
 def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison for JSON, without metrics that no seed defines."""
-    frame = comparison.groups_frame
     groups = []
     for index, group in enumerate(comparison.groups):
         metrics = {}
@@ -56,7 +56,7 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
             {
                 "name": group.name,
                 "labels": dict(group.labels),
-                **frame["value"].astype(object).iloc[index].to_dict(),
+                **_get_values(comparison, index),
                 "runs": [{"run_id": run.run_id, "run_name": run.name} for run in group.members],
                 "diverged": [run.run_id for run in group.diverged],
                 "mixed": {name: list(values) for name, values in group.mixed_params.items()},
@@ -83,20 +83,19 @@ def build_metrics_frame(comparison: Comparison) -> DataFrame:
 
     n is the number of seeds that define the metric.
     """
-    frame = comparison.groups_frame
-    parts = []
-    for metric in comparison.metrics:
-        columns = [
-            frame["group", "name"].rename("group"),
-            *(frame["label", name].rename(name) for name in comparison.group_by),
-            Series(metric, frame.index, name="metric"),
-            *(frame[metric, value].rename(value) for value in ("mean", "std", "low", "high", "n")),
-            *(column for _, column in frame["value"].items()),
-        ]
-        # Labels may have the same name as another column.
-        parts.append(concat(columns, axis="columns")[frame[metric, "n"] > 0])
-    rows: DataFrame = concat(parts) if parts else DataFrame()
-    return rows.sort_index(kind="stable").reset_index(drop=True)
+    rows = []
+    for index, group in enumerate(comparison.groups):
+        labels, values = group.labels.values(), _get_values(comparison, index).values()
+        for metric in comparison.metrics:
+            if (summary := group.metrics.get(metric)) is None:
+                continue
+            std = nan if summary.std is None else summary.std
+            numbers = summary.mean, std, *(summary.interval or (nan, nan)), summary.n
+            rows.append(dict(enumerate((group.name, *labels, metric, *numbers, *values))))
+    names = ["group", *comparison.group_by, "metric", "mean", "std", "low", "high", "n"]
+    # Labels may have the same name as another column.
+    names += comparison.columns
+    return build_frame(rows).set_axis(names if rows else [], axis="columns")
 
 
 def build_leaderboard_frame(
@@ -108,19 +107,23 @@ def build_leaderboard_frame(
 
     metrics: names, or None for the headline metrics. Raises ConfigError if no run defines one.
     """
-    frame = comparison.groups_frame
-    columns: dict[str, Any] = {"group": frame["group", "name"], **dict(frame["value"].items())}
-    for name in _choose_metrics(comparison, metrics):
-        columns[name] = frame[name, "mean"]
-        if frame[name, "partial"].any():
-            columns[f"{name} (seeds)"] = frame[name, "n"]
-    return DataFrame(columns)
+    names = _choose_metrics(comparison, metrics)
+    partial_names = {n for n in names if any(g.format_partial_seeds(n) for g in comparison.groups)}
+    rows = []
+    for index, group in enumerate(comparison.groups):
+        row: dict[str, Any] = {"group": group.name, **_get_values(comparison, index)}
+        for name in names:
+            summary = group.metrics.get(name)
+            row[name] = nan if summary is None else summary.mean
+            if name in partial_names:
+                row[f"{name} (seeds)"] = 0 if summary is None else summary.n
+        rows.append(row)
+    return build_frame(rows)
 
 
-def build_pairs_frame(comparison: Comparison) -> DataFrame:
-    """Return a row for each pair that was tested or lacks seeds."""
-    rows = [pair.to_dict() for pair in comparison.pairs]
-    return build_frame(rows).reindex(columns=PAIR_COLUMNS)
+def _get_values(comparison: Comparison, index: int) -> dict[str, Any]:
+    """Return a group's values of the columns next to metrics."""
+    return {name: pairs[index][0] for name, pairs in comparison.columns.items()}
 
 
 def build_leader_metrics(comparison: Comparison) -> dict[str, float]:
@@ -159,18 +162,16 @@ def _truncate_cells(frame: DataFrame) -> DataFrame:
 
 
 def build_text_columns(
-    comparison: Comparison, metrics: Sequence[str], format_cell: Callable[[str, Any], str]
+    comparison: Comparison, metrics: Sequence[str], format_cell: Callable[[str, Group], str]
 ) -> dict[str, list[str]]:
     """Return a leaderboard's cells by column.
 
-    format_cell: returns the text for the name of a metric, and a group's mean, std, low, high, n,
-    partial and best.
+    format_cell: returns the text for the name of a metric, and a group.
     """
-    frame = comparison.groups_frame
-    columns = {"group": [*frame["group", "name"]]}
-    columns |= {name: [*texts] for name, texts in frame["text"].items()}
+    columns = {"group": [group.name for group in comparison.groups]}
+    columns |= {name: [text for _, text in pairs] for name, pairs in comparison.columns.items()}
     for metric in metrics:
-        columns[metric] = [format_cell(metric, cell) for cell in frame[metric].itertuples()]
+        columns[metric] = [format_cell(metric, group) for group in comparison.groups]
     return columns
 
 
@@ -189,13 +190,14 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
             return f"{round(100 * value, 1) + 0.0:.1f}"  # never -0.0
         return format_value(name, value, comparison.score)
 
-    def format_cell(name: str, cell: Any) -> str:
-        if not cell.n:
+    def format_cell(name: str, group: Group) -> str:
+        if (summary := group.metrics.get(name)) is None:
             return "--"
-        mean = format_number(name, cell.mean)
-        std = rf" \pm {format_number(name, cell.std)}" if cell.std > 0 else ""
-        formula = rf"$\mathbf{{{mean}}}{std}$" if cell.best else f"${mean}{std}$"
-        return _format_powers(formula) + (f" ({cell.partial})" if cell.partial else "")
+        mean = format_number(name, summary.mean)
+        std = rf" \pm {format_number(name, summary.std)}" if summary.std else ""
+        is_best, partial_seeds = comparison.is_best(group, name), group.format_partial_seeds(name)
+        formula = rf"$\mathbf{{{mean}}}{std}$" if is_best else f"${mean}{std}$"
+        return _format_powers(formula) + (f" ({partial_seeds})" if partial_seeds else "")
 
     columns = build_text_columns(comparison, names, format_cell)
     titles = {name: name.capitalize() for name in columns} | {"group": "Method"}
@@ -279,10 +281,11 @@ def format_markdown(comparison: Comparison, metrics: str | Sequence[str] | None 
 def _format_markdown_rows(
     comparison: Comparison, metrics: str | Sequence[str] | None = None
 ) -> list[str]:
-    def format_cell(name: str, cell: Any) -> str:
-        text = format_mean(cell, partial(format_value, name, score=comparison.score))
-        text = f"**{text}**" if cell.best else text
-        return text + (f" ({cell.partial})" if cell.partial else "")
+    def format_cell(name: str, group: Group) -> str:
+        text = format_mean(group, name, partial(format_value, name, score=comparison.score))
+        text = f"**{text}**" if comparison.is_best(group, name) else text
+        partial_seeds = group.format_partial_seeds(name)
+        return text + (f" ({partial_seeds})" if partial_seeds else "")
 
     columns = build_text_columns(comparison, _choose_metrics(comparison, metrics), format_cell)
     columns["group"] = [escape(name, MAX_NAME) for name in columns["group"]]
@@ -292,15 +295,14 @@ def _format_markdown_rows(
     return [header, f"|:--|{'--:|' * (len(columns) - 1)}", *rows]
 
 
-def format_mean(cell: Any, number: Callable[[float], str], sign: str = "± ") -> str:
+def format_mean(group: Group, metric: str, number: Callable[[float], str], sign: str = "± ") -> str:
     """Return a group's mean and standard deviation, a dash without mean.
 
-    cell: row of a metric in :attr:`Comparison.groups_frame`. number: formats a number. sign: text
-    before the standard deviation.
+    number: formats a number. sign: text before the standard deviation.
     """
-    if not cell.n:
+    if (summary := group.metrics.get(metric)) is None:
         return NOT_MEASURED
-    return number(cell.mean) + (f" {sign}{number(cell.std)}" if cell.std > 0 else "")
+    return number(summary.mean) + (f" {sign}{number(summary.std)}" if summary.std else "")
 
 
 def _choose_metrics(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
@@ -355,12 +357,11 @@ def _format_leaders(comparison: Comparison) -> list[str]:
     if metric is None:
         return []
     number = partial(format_value, metric, score=comparison.score)
-    cells = zip(comparison.groups[:4], comparison.groups_frame[metric].itertuples(), strict=False)
     leaders = [
-        f"{escape(group.name, MAX_NAME)} **{format_mean(cell, number)}**"
-        + (f" ({cell.partial})" if cell.partial else "")
-        for group, cell in cells
-        if cell.n
+        f"{escape(group.name, MAX_NAME)} **{format_mean(group, metric, number)}**"
+        + (f" ({seeds})" if (seeds := group.format_partial_seeds(metric)) else "")
+        for group in comparison.groups[:4]
+        if metric in group.metrics
     ]
     ellipsis = ", …" if len(comparison.groups) > 4 else ""
     return [f"`{metric}`, mean ± standard deviation: {', '.join(leaders)}{ellipsis}", ""]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import RenderableType
@@ -11,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.comparison.groups import COST, truncate_name
+from clear_mlflow.comparison.groups import COST, Group, truncate_name
 from clear_mlflow.comparison.published_results import NOTE
 from clear_mlflow.comparison.result import (
     BETTER,
@@ -31,7 +30,7 @@ from clear_mlflow.comparison.tables import (
 )
 from clear_mlflow.comparison.wording import describe_assumptions
 from clear_mlflow.core.score import format_significant
-from clear_mlflow.core.text import format_count
+from clear_mlflow.core.text import NOT_MEASURED, format_count
 
 _MAX_GROUPS = 50
 _MAX_METRICS = 4  # columns of a table with costs
@@ -151,10 +150,12 @@ def _build_leaderboard(
     # One digit less than elsewhere, so that five columns fit.
     number = "{:.3f}".format if score.is_accuracy else score.format_cell
 
-    def format_cell(name: str, cell: Any) -> str:
+    def format_cell(name: str, group: Group) -> str:
         if name == COST:
-            return format_significant(cell.mean, 3)
-        return "\n".join(filter(None, (format_mean(cell, number, "±"), cell.partial)))
+            summary = group.metrics.get(COST)
+            return NOT_MEASURED if summary is None else format_significant(summary.mean, 3)
+        mean = format_mean(group, name, number, "±")
+        return "\n".join(filter(None, (mean, group.format_partial_seeds(name))))
 
     names = [*metrics, COST] if has_costs else metrics
     columns = build_text_columns(comparison, names, format_cell)

@@ -591,8 +591,8 @@ def test_only_what_the_tests_support_is_marked_as_the_best() -> None:
         (a, {}, set()),
     ):
         comparison = compare(compared, **options)
-        frame = comparison.groups_frame
-        marked = {(i, m) for m in comparison.metrics for i in frame.index[frame[m, "best"]]}
+        groups = enumerate(comparison.groups)
+        marked = {(i, m) for i, g in groups for m in comparison.metrics if comparison.is_best(g, m)}
         assert marked == {(i, SCORE) for i in best}
         latex = tables.format_latex(comparison)
         assert len(best) == latex.count("mathbf")

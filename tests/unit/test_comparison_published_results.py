@@ -78,7 +78,7 @@ def test_they_are_printed_below_the_leaderboard_and_nowhere_else(comparison):
     assert "0.927" in text
     without = dataclasses.replace(comparison, published=())
     assert NOTE not in render_text(*render_comparison(without))
-    assert [*without.groups_frame["group", "name"]] == [*comparison.groups_frame["group", "name"]]
+    assert [g.name for g in without.groups] == [g.name for g in comparison.groups]
     assert without.pairs == comparison.pairs
     content = build_comparison_dict(comparison)
     assert {result["stream"] for result in content["published"]} == {"clear10"}

@@ -49,7 +49,7 @@ def test_frames_accept_any_name_and_keep_integers():
     frame = tables.build_metrics_frame(comparison)
     assert frame.columns[:4].tolist() == ["group", "group", "n", "metric"]
     assert {*frame.iloc[:, 1]} == {"a\ud800", "b"}
-    (verdict,) = tables.build_pairs_frame(comparison).to_dict("records")
+    (verdict,) = comparison.pairs_frame.to_dict("records")
     assert (verdict["outcome"], verdict["p"]) == ("too few", None)
     assert isinstance(verdict["more_seeds"], int)
     assert tables.format_leaderboard_csv(comparison).count("\n") == 1 + len(frame)

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
-from clear_mlflow.comparison.groups import LEVEL
+from clear_mlflow.comparison.groups import LEVEL, Group
 from clear_mlflow.comparison.page.charts import (
     build_cost_plots,
     build_curve_parts,
@@ -24,10 +24,9 @@ from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.tables import format_difference, list_percent_metrics
 from clear_mlflow.comparison.wording import describe_assumptions, describe_reason_without_tests
 from clear_mlflow.core.text import format_count
-from clear_mlflow.metrics import format_value
+from clear_mlflow.metrics import format_value, is_cost
 from clear_mlflow.report.page import render_page
 from clear_mlflow.report.page.matrix_map import build_matrix_map
-from clear_mlflow.statistics import Interval
 
 _SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "?"}
 _MAX_CELLS = 12_000  # of all matrices, about 40 bytes each; a page stays below two megabytes
@@ -101,7 +100,7 @@ def _build_subtitle(comparison: Comparison) -> str:
 
 
 def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
-    frame, ranked = comparison.groups_frame, comparison.ranked_by
+    ranked = comparison.ranked_by
     families = [metric.split("/", 1)[0] for metric in comparison.metrics]
     first_family = ranked.split("/", 1)[0] if ranked else None
 
@@ -110,10 +109,6 @@ def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
         return family != first_family, families.index(family), metric != ranked
 
     metrics = sorted(comparison.metrics, key=get_order)
-    cells = [
-        [(cell, _format_interval(comparison, metric, cell)) for cell in frame[metric].itertuples()]
-        for metric in metrics
-    ]
     return {
         "note": f"Mean over seeds, ± standard deviation, [{100 * LEVEL:g} % interval of the mean, "
         "Student's t]. ★ marks a mean that is significantly better than all others; an empty cell "
@@ -134,12 +129,12 @@ def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
             {"name": family, "span": len(list(members))}
             for family, members in groupby(metrics, key=lambda metric: metric.split("/", 1)[0])
         ],
-        "text_columns": [*frame["text"]],
+        "text_columns": [*comparison.columns],
         "rows": [
             {
                 "name": name_group(comparison, group),
-                "texts": [*zip(frame["value"].iloc[i], frame["text"].iloc[i], strict=True)],
-                "cells": [column[i] for column in cells],
+                "texts": [pairs[i] for pairs in comparison.columns.values()],
+                "cells": [_build_cell(comparison, group, metric) for metric in metrics],
             }
             for i, group in enumerate(comparison.groups)
         ],
@@ -161,11 +156,15 @@ def _build_across(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _format_interval(comparison: Comparison, metric: str, cell: Any) -> str:
-    """Return the interval of a group's mean, "" for costs."""
-    if metric.startswith("cost/") or cell.low != cell.low:
-        return ""
-    return format_interval(Interval(cell.low, cell.high), 3, score=comparison.score)
+def _build_cell(comparison: Comparison, group: Group, metric: str) -> dict[str, Any]:
+    summary = group.metrics.get(metric)
+    interval = None if summary is None or is_cost(metric) else summary.interval
+    return {
+        "summary": summary,
+        "is_best": comparison.is_best(group, metric),
+        "partial_seeds": group.format_partial_seeds(metric),
+        "interval": format_interval(interval, 3, score=comparison.score),
+    }
 
 
 def _build_matrices(comparison: Comparison) -> dict[str, Any]:
