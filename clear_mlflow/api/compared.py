@@ -46,15 +46,13 @@ from clear_mlflow.core.text import format_count
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, parse_json_object
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import (
-    COST_METRICS,
-    FORGETTING_SINCE_TRAINED,
     METRICS,
     PREDICTIONS,
     Metric,
     Predictions,
     adapt_metrics,
+    add_matrix_metrics,
     compute_values,
-    lacks_future_tests,
     load_metrics,
 )
 from clear_mlflow.report.terminal_tables import render_text
@@ -225,10 +223,11 @@ def split_group_by(group_by: str | Sequence[str]) -> Sequence[str] | None:
 
     Returns () for "none", and None for "auto".
     """
-    labels = group_by.split(",") if isinstance(group_by, str) else group_by
-    special: dict[tuple[str, ...], Sequence[str] | None] = {("auto",): None, ("none",): ()}
-    stripped = tuple(label.strip() for label in labels)
-    return special.get(stripped, stripped)
+    names = group_by.split(",") if isinstance(group_by, str) else group_by
+    labels = tuple(name.strip() for name in names)
+    if labels == ("auto",):
+        return None
+    return () if labels == ("none",) else labels
 
 
 def compare_stored_runs(
@@ -243,6 +242,7 @@ def compare_stored_runs(
     at_equal: str | None = None,
     oracle: str | None = None,
     across: str | None = None,
+    published: bool = False,
     explicit: bool,
     is_live: bool = False,
 ) -> ComparedRuns:
@@ -255,11 +255,12 @@ def compare_stored_runs(
         rank_by: name of the metric that ranks, or None for the default.
         baseline: name or label of the group that all others are tested against, or None.
         margin: largest difference that does not matter, in percentage points or the score's unit.
-        metrics: metrics of the matrix; cost metrics are added.
+        metrics: metrics of the matrix; cost metrics are added if a run has costs.
         at_equal: cost that compared runs must share within 1 %, or None.
         oracle: label of runs that were trained from scratch, which all are measured against, or
             None.
         across: parameter or tag for whose values verdicts are counted, or None.
+        published: add published results for the streams.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are a ConfigError. False: the former are
             skipped, and only the runs with the most common score are compared.
@@ -270,15 +271,16 @@ def compare_stored_runs(
         ConfigError: no run has rows, or an argument has an invalid value.
         TrackingError: the store cannot be reached, or lacks a run.
     """
-    metrics = tuple({metric.name: metric for metric in (*metrics, *COST_METRICS)}.values())
     left_out: list[MissingRun] = []
     compared_runs: list[ComparedRun] = []
     diverged_runs: list[RunWithoutRows] = []
     warnings: list[str] = []
     failures: dict[str, list[str]] = {}  # name of a custom metric to the error of each run
     existing_runs = list_existing(runs, "compare")
-    read_files = False if is_live else None
-    records = read_records(client, existing_runs, read_files=read_files)
+    records = [*read_records(client, existing_runs, read_files=False if is_live else None)]
+    for record in records:
+        if isinstance(record, Record):
+            metrics = add_matrix_metrics(metrics, record.masked_matrix)
     for run, record in zip(existing_runs, records, strict=True):
         if record is None and has_diverged(run):
             diverged_runs.append(build_run_without_rows(run))
@@ -308,9 +310,6 @@ def compare_stored_runs(
     if not compared_runs:
         reason = f": {left_out[0].run_id} {left_out[0].problem}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
-    if any(lacks_future_tests(run.record.masked_matrix) for run in compared_runs):
-        compared_runs = list(map(_add_forgetting_since_trained, compared_runs))
-        metrics = tuple(dict.fromkeys((*metrics, FORGETTING_SINCE_TRAINED)))
     if group_by is None:
         group_by = get_default_group_by(compared_runs, diverged_runs)
     if across is not None and group_by:
@@ -346,9 +345,14 @@ def compare_stored_runs(
     def read_classes(compared_run: ComparedRun) -> Predictions | ClearError | None:
         run = runs_by_id[compared_run.run_id]
         try:
-            return read_predicted_classes(client, run, compared_run.record)
+            predictions = read_predictions(client, run, compared_run.record)
         except ClearError as error:
             return error
+        if predictions is None:
+            return None
+        # Only right or wrong is compared; probabilities would take a hundred times the memory.
+        rows = {row: replace(x, probabilities=None) for row, x in predictions.rows.items()}
+        return replace(predictions, rows=rows)
 
     predictions_by_run = {}
     results = map_in_threads(read_classes, runs_to_bootstrap, _READ_JOBS)
@@ -367,26 +371,13 @@ def compare_stored_runs(
         f"{reasons[0]}."
         for name, reasons in failures.items()
     )
-    all_warnings = (*notes, *dict.fromkeys(warnings), *failed, *comparison.warnings)
-    return ComparedRuns(replace(comparison, warnings=all_warnings), tuple(left_out))
-
-
-def add_published(compared: ComparedRuns) -> ComparedRuns:
-    """Add published results for the streams to a copy, or a warning."""
-    comparison = compared.comparison
-    selected = select_published(comparison.conditions, comparison.metrics)
-    warnings = comparison.warnings
-    if not selected:
-        warnings += ("No result is published for this stream, protocol and metrics.",)
-    comparison = replace(comparison, published=selected, warnings=warnings)
-    return replace(compared, comparison=comparison)
-
-
-def _add_forgetting_since_trained(run: ComparedRun) -> ComparedRun:
-    """Return a run with ``chaudhry/forgetting_since_trained`` in its summary, if it is defined."""
-    matrix = run.record.masked_matrix
-    values, _ = compute_values(matrix, [FORGETTING_SINCE_TRAINED.adapt(matrix.score)])
-    return replace(run, summary={**run.summary, **values})
+    warnings = [*notes, *dict.fromkeys(warnings), *failed, *comparison.warnings]
+    if published:
+        selected = select_published(comparison.conditions, comparison.metrics)
+        comparison = replace(comparison, published=selected)
+        if not selected:
+            warnings.append("No result is published for this stream, protocol and metrics.")
+    return ComparedRuns(replace(comparison, warnings=tuple(warnings)), tuple(left_out))
 
 
 def _keep_most_common_score(
@@ -420,19 +411,6 @@ def _convert_margin(margin: float, score: Score) -> float:
             f"margin is {margin}; expected {unit} above 0, for example 1 or 0.5", parameter="margin"
         )
     return margin / 100 if score.is_accuracy else margin
-
-
-def read_predicted_classes(client: MlflowClient, run: Run, record: Record) -> Predictions | None:
-    """Read a run's predicted classes without probabilities, None if not stored.
-
-    Raises RecordError if they are damaged, and TrackingError if the store cannot be reached.
-    """
-    predictions = read_predictions(client, run, record)
-    if predictions is None:
-        return None
-    # Only right or wrong is compared; probabilities would take a hundred times the memory.
-    rows = {row: replace(x, probabilities=None) for row, x in predictions.rows.items()}
-    return replace(predictions, rows=rows)
 
 
 def get_run_name(run: Run) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from clear_mlflow.comparison.groups import (
 from clear_mlflow.comparison.result import (
     BETTER,
     DIFFERENT,
-    TOO_FEW,
     UNDECIDED,
     UNTESTED,
     WORSE,
@@ -77,9 +75,10 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
     in_order = tuple(dict.fromkeys(values))
     pairs = []
     for (a, b), by_value in pairs_by_methods.items():
-        outcomes, differences = dict.fromkeys(in_order, UNTESTED), dict.fromkeys(in_order, nan)
+        outcomes = dict.fromkeys(in_order, UNTESTED)
+        differences: dict[str, float | None] = dict.fromkeys(in_order)
         for value, pair in by_value.items():
-            if pair.outcome == TOO_FEW or pair.difference is None:
+            if pair.difference is None:
                 continue
             is_turned = methods[pair.indices[0]] == b
             differences[value] = -pair.difference if is_turned else pair.difference

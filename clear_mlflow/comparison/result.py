@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
@@ -109,7 +108,7 @@ class PairAcross:
         a, b: names of the methods.
         outcomes: value of the parameter to BETTER or WORSE if a differs significantly from b, to
             UNDECIDED, or to UNTESTED.
-        differences: value of the parameter to a - b in the metric of the ranking; NaN if not
+        differences: value of the parameter to a - b in the metric of the ranking; None if not
             tested.
         share: part of the variance of a - b that is due to the parameter, from 0 to 1, estimated
             over shared seeds; None without two of them for all values, or if nothing varies.
@@ -119,17 +118,15 @@ class PairAcross:
     a: str
     b: str
     outcomes: Mapping[str, str]
-    differences: Mapping[str, float]
+    differences: Mapping[str, float | None]
     share: float | None
     sentence: str
 
     @property
-    def mean_difference(self) -> float:
-        """Mean of a - b over the tested values of the parameter."""
-        tested = [
-            difference for difference in self.differences.values() if difference == difference
-        ]
-        return fmean(tested) if tested else nan
+    def mean_difference(self) -> float | None:
+        """Mean of a - b over the tested values of the parameter, or None without any."""
+        tested = [number for number in self.differences.values() if number is not None]
+        return fmean(tested) if tested else None
 
     def count(self, outcome: str) -> int:
         """Return for how many values of the parameter this is the outcome."""
@@ -138,15 +135,14 @@ class PairAcross:
     def to_dict(self) -> dict[str, Any]:
         """Return the pair for JSON and data frames."""
         counts = {name.replace(" ", "_"): self.count(name) for name in (BETTER, UNDECIDED, WORSE)}
-        differences = {key: d if d == d else None for key, d in self.differences.items()}
         return {
             "a": self.a,
             "b": self.b,
             **counts,
-            "mean_difference": None if isnan(self.mean_difference) else self.mean_difference,
+            "mean_difference": self.mean_difference,
             "share": self.share,
             "outcomes": dict(self.outcomes),
-            "differences": differences,
+            "differences": dict(self.differences),
             "sentence": self.sentence,
         }
 

@@ -226,12 +226,9 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
     )
 
 
-def format_difference(comparison: Comparison, difference: float) -> str:
-    """Return a difference with its sign, in points if a fraction.
-
-    Returns "" for NaN.
-    """
-    if difference != difference:
+def format_difference(comparison: Comparison, difference: float | None) -> str:
+    """Return a difference with its sign, in points if a fraction, or ""."""
+    if difference is None:
         return ""
     if comparison.ranked_by in list_percent_metrics(comparison):
         return f"{round(100 * difference, 1) + 0.0:+.1f}"  # never -0.0

@@ -35,7 +35,6 @@ from clear_mlflow.metrics._registry import (
     DEFAULT_TITLES,
     EXTRA_METRICS,
     FAMILIES,
-    FORGETTING_SINCE_TRAINED,
     METRICS,
     PREDICTION_METRICS,
     PREQUENTIAL_METRICS,
@@ -47,7 +46,6 @@ from clear_mlflow.metrics._registry import (
     get_first_ranking_metric,
     get_headlines,
     is_cost,
-    lacks_future_tests,
     split_families,
 )
 from clear_mlflow.metrics._results import (
@@ -79,7 +77,6 @@ __all__ = [
     "DROP_PARTS",
     "EXTRA_METRICS",
     "FAMILIES",
-    "FORGETTING_SINCE_TRAINED",
     "LEVEL",
     "MATRIX",
     "METRICS",
@@ -109,7 +106,6 @@ __all__ = [
     "get_first_ranking_metric",
     "get_headlines",
     "is_cost",
-    "lacks_future_tests",
     "load_custom_metrics",
     "load_metrics",
     "macro_matrix",

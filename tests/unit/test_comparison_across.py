@@ -139,7 +139,7 @@ def test_one_seed_each_is_not_tested_without_predictions():
 
 @pytest.mark.parametrize(
     ("differences", "mean"),
-    [({"a": 0.0, "b": 0.0}, 0.0), ({"a": 0.5, "b": np.nan}, 0.5), ({"a": np.nan}, None)],
+    [({"a": 0.0, "b": 0.0}, 0.0), ({"a": 0.5, "b": None}, 0.5), ({"a": None}, None)],
 )
 def test_a_mean_of_zero_is_no_missing_mean(differences, mean):
     outcomes = dict.fromkeys(differences, UNDECIDED)
