@@ -131,6 +131,23 @@ class SweepResult:
         }
 
 
+@dataclass(frozen=True)
+class SweepOptions:
+    """Where and how the grids of a sweep are trained and compared.
+
+    See :func:`clear_mlflow.sweep`. The caller has entered the engine. should_stop: called
+    repeatedly; if it returns True, active runs are stopped and scored.
+    """
+
+    store: SweepStore
+    engine: Engine
+    retries: int = 2
+    group_by: str | Sequence[str] = AUTO
+    rank_by: str = AUTO
+    run_name: str | None = None
+    should_stop: Callable[[], bool] = lambda: False
+
+
 def run_sweep(
     grid: Mapping[str, Any] | str | Path | None,
     *,
@@ -179,32 +196,13 @@ def run_sweep(
         if num_waiting := checked_grid.num_waiting:
             num_runs, capacity = len(checked_grid.runs), engine.describe_capacity()
             print_line(f"{num_waiting} of {format_count(num_runs, 'run')} to train, {capacity}")
-
-        def train(grid: Grid, **options: Any) -> SweepResult:
-            """Train and compare the runs of a grid, whose states are read."""
-            requested = {"group_by": group_by, "rank_by": rank_by, **options}
-            return train_and_compare(
-                store,
-                grid,
-                engine,
-                retries=retries,
-                run_name=run_name,
-                should_stop=lambda: bool(signals.received),
-                **requested,
-            )
-
+        options = SweepOptions(
+            store, engine, retries, group_by, rank_by, run_name, lambda: bool(signals.received)
+        )
         if study is None:
-            result = train(checked_grid)
-        else:
-            result = _run_study(
-                store,
-                study,
-                checked_grid,
-                train,
-                engine=engine_options["engine"],
-                with_regret=regret,
-            )
-    return result, signals
+            return train_and_compare(checked_grid, options), signals
+        engine_name = engine_options["engine"]
+        return _run_study(study, checked_grid, options, engine_name, with_regret=regret), signals
 
 
 def _read_sweep(
@@ -235,22 +233,16 @@ def _plan_checked(
 
 
 def _run_study(
-    store: SweepStore,
-    study: Study,
-    tune_grid: Grid,
-    train: Callable[..., SweepResult],
-    *,
-    engine: str,
-    with_regret: bool,
+    study: Study, tune_grid: Grid, options: SweepOptions, engine: str, *, with_regret: bool
 ) -> SweepResult:
     """Train the tuning runs, choose, and only then train the test runs.
 
     Ends with the result so far if a run was not trained or nothing can be chosen: the next call
-    continues. train: trains and compares a grid. engine: "local" or "ray".
+    continues. engine: "local" or "ray".
     """
-    client = store.client
+    store, client = options.store, options.store.client
     by_metric = study.metric if study.select_on == COMPLETE else AUTO
-    tuned = train(tune_grid, group_by=AUTO, rank_by=by_metric)
+    tuned = train_and_compare(tune_grid, replace(options, group_by=AUTO, rank_by=by_metric))
     # What is passed as rank_by is the metric that the section search names.
     texts = [text.replace(": rank_by is", ": metric of search is") for text in tuned.problems]
     tuned = replace(tuned, problems=tuple(texts))
@@ -282,7 +274,7 @@ def _run_study(
             run.tags = {**tags, names.TUNED_DRAWS: num_draws, names.TUNED_IN: tuned.run_id}
     test_grid = drop_repeated_runs(chosen_grid)
     store.read_states(test_grid)
-    tested = train(test_grid)
+    tested = train_and_compare(test_grid, options)
     result = replace(tested, runs=(*tuned.runs, *tested.runs))
     if any(run.state == NOT_DONE for run in tested.runs) or tested.comparison is None:
         return result
@@ -296,7 +288,7 @@ def _run_study(
     if others:
         other_grid = drop_repeated_runs(replace(grids[0], runs=tuple(others)))
         store.read_states(other_grid)
-        untuned = train(other_grid, group_by=AUTO, rank_by=AUTO)
+        untuned = train_and_compare(other_grid, replace(options, group_by=AUTO, rank_by=AUTO))
         problems = (*result.problems, *untuned.problems)
         result = replace(result, runs=(*result.runs, *untuned.runs), problems=problems)
         if any(run.state == NOT_DONE for run in untuned.runs):
@@ -340,38 +332,27 @@ def plan_sweep(
         return checked_grid, engine.describe_capacity()
 
 
-def train_and_compare(
-    store: SweepStore,
-    grid: Grid,
-    engine: Engine,
-    *,
-    retries: int = 2,
-    group_by: str | Sequence[str] = AUTO,
-    rank_by: str = AUTO,
-    run_name: str | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> SweepResult:
+def train_and_compare(grid: Grid, options: SweepOptions) -> SweepResult:
     """Train the open runs of a grid, and compare all.
 
     Stores the result. Prints a line to standard error when a run starts or ends. The parent run is
-    opened, and closed with the comparison. If an error is raised, it is FAILED. See
-    :func:`clear_mlflow.sweep` for the other options.
+    opened, and closed with the comparison. If an error is raised, it is FAILED.
 
-    grid: its runs have their states in the store. engine: trains the runs; the caller has entered
-    it. should_stop: called repeatedly; if it returns True, active runs are stopped and scored.
+    grid: its runs have their states in the store.
     """
+    store, engine = options.store, options.engine
     client = store.client
     engine.check_store(resolve_store_uri(client.tracking_uri))
-    store.parent_id = open_parent_run(client, store.experiment_id, grid, run_name)
+    store.parent_id = open_parent_run(client, store.experiment_id, grid, options.run_name)
     try:
-        train_runs(store, grid.runs, engine, retries, should_stop)
+        train_runs(store, grid.runs, engine, options.retries, options.should_stop)
         result, comparison_run = SweepResult(store.parent_id, grid.runs), None
-        if not should_stop():
-            labels = split_group_by(group_by)
+        if not options.should_stop():
+            labels = split_group_by(options.group_by)
             labels = grid.group_by if labels is None else labels
-            result, comparison_run = _compare(store, result, labels, rank_by)
+            result, comparison_run = _compare(store, result, labels, options.rank_by)
         status: Status = "FINISHED" if result.is_complete else "FAILED"
-        status = "KILLED" if should_stop() else status
+        status = "KILLED" if options.should_stop() else status
         close_parent_run(client, store.parent_id, grid.runs, status, comparison_run)
         return result
     except BaseException:

@@ -124,7 +124,7 @@ class PairAcross:
 
     @property
     def mean_difference(self) -> float | None:
-        """Mean of a - b over the tested values of the parameter, or None without any."""
+        """Mean of a - b over the tested values, or None."""
         tested = [number for number in self.differences.values() if number is not None]
         return fmean(tested) if tested else None
 
@@ -311,7 +311,7 @@ class Comparison:
 
     @cached_property
     def columns(self) -> Mapping[str, Sequence[tuple[Any, str]]]:
-        """Columns of the leaderboard next to metrics: each group's value, and its text."""
+        """Further columns of the leaderboard: each group's value and text."""
         # A column that is added here is in all outputs: as values in files, as texts elsewhere.
         columns: dict[str, list[tuple[Any, str]]] = {
             "seeds": [(len(group.counted), group.format_seeds()) for group in self.groups]
@@ -322,7 +322,7 @@ class Comparison:
         return columns
 
     def is_best(self, group: Group, metric: str) -> bool:
-        """Return True if a group is significantly better than all others in a metric."""
+        """Return True if a group is significantly best in a metric."""
         return metric == self.ranked_by and group.name in self.best
 
     @property

@@ -23,7 +23,7 @@ from mlflow.utils.mlflow_tags import (
 from stored_runs import stored_run
 
 import clear_mlflow
-from clear_mlflow.api.sweep import SweepResult, train_and_compare
+from clear_mlflow.api.sweep import SweepOptions, SweepResult, train_and_compare
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
@@ -39,7 +39,7 @@ ENGINE = SimpleNamespace(check_store=lambda uri: None)  # is asked for nothing e
 def run_sweep(grid, client, experiment_id, engine=ENGINE, **options):
     store = SweepStore(client, experiment_id)
     store.read_states(grid)
-    return train_and_compare(store, grid, engine, **options)
+    return train_and_compare(grid, SweepOptions(store, engine, **options))
 
 
 @pytest.fixture
