@@ -227,7 +227,7 @@ def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = N
 
 
 def format_difference(comparison: Comparison, difference: float | None) -> str:
-    """Return a difference with its sign, in points if a fraction, or ""."""
+    """Return a signed difference, in points if a fraction, or ""."""
     if difference is None:
         return ""
     if comparison.ranked_by in list_percent_metrics(comparison):
