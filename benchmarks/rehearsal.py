@@ -288,7 +288,9 @@ def hash_runs(name: str) -> dict[str, str]:
     """Return the number of rows and a hash of matrix and predictions of each run, by run id."""
     import clear_mlflow
 
-    hashes = {}
+    hashes: dict[str, str] = {}
+    if not Path(os.environ["MLFLOW_TRACKING_URI"].removeprefix("sqlite:///")).exists():
+        return hashes
     for run in clear_mlflow.runs(name):
         folder = Path(run.entity.info.artifact_uri.removeprefix("file://"))
         predictions = hash_files(*sorted(folder.rglob("*predictions*/*")))

@@ -268,6 +268,36 @@ def check_end(file: ResultFile, is_complete: bool, missing_part: str) -> None:
         )
 
 
+def is_count(cells: Sequence[str]) -> bool:
+    """Return True for cells 0, 1, 2 ... or 1, 2, 3 ..."""
+    return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
+
+
+def check_not_numbered(
+    table: Sequence[Sequence[str]], *, has_names: bool = False, has_labels: bool = False
+) -> None:
+    """Raise RecordError if the first row or column is a count.
+
+    They are names or labels then, and not accuracies of 0 %, 1 % and 2 %. has_names, has_labels:
+    True if the names, or labels, are known and no longer in the table.
+    """
+    lines = {
+        "row": ([] if has_names else table[0], 'names: pass buckets="..."'),
+        "column": (
+            [] if has_labels else [row[0] for row in table if row],
+            'labels: pass row_labels="use" or "ignore"',
+        ),
+    }
+    has_accuracies = any(is_number(c) and c not in ("0", "1") for row in table for c in row)
+    for line, (cells, advice) in lines.items():
+        numbers = [cell for cell in cells if is_number(cell)]
+        if min(len(numbers), len(table)) > 1 and has_accuracies and is_count(numbers):
+            raise RecordError(
+                f"begins with a {line} {safe_repr(' '.join(numbers))}, which looks like {advice}, "
+                f"or remove the {line}"
+            )
+
+
 def check_columns(columns: Sequence[str], names: Sequence[str]) -> None:
     """Raise ConfigError if a table lacks a column. names: the table's columns."""
     if missing := [name for name in columns if name not in names]:

@@ -31,6 +31,7 @@ from clear_mlflow.importers._base import (
     PrintedNumber,
     ReadOptions,
     ResultFile,
+    check_not_numbered,
     suggest_buckets,
 )
 from clear_mlflow.importers._rounding import WITHIN_CELLS, find_cell_error, match_number
@@ -67,6 +68,12 @@ def convert_run(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Imp
     if score.is_accuracy and file_format.is_general and first and min(first) > 100:
         years = suggest_buckets([f"{cell:g}" for cell in first])
         raise RecordError(f"contains {max(first)}, which is not an accuracy: {years}")
+    if (
+        score.is_accuracy
+        and file_format.is_general
+        and any(cell > 1 for row in parsed.rows for cell in row)
+    ):
+        check_not_numbered([[f"{cell:g}" for cell in row] for row in parsed.rows])
     parsed = _sort_rows_by_label(parsed, options)
     rows, buckets, initial = [*parsed.rows], parsed.buckets, parsed.initial
     orientation, proof = _detect_orientation(file_format, parsed, options)

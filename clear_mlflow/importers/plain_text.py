@@ -24,7 +24,9 @@ from clear_mlflow.importers._base import (
     ResultFile,
     check_columns,
     check_end,
+    check_not_numbered,
     is_cell,
+    is_count,
     is_number,
     parse_cell,
     suggest_buckets,
@@ -108,6 +110,7 @@ class PlainText(Format):
         if unreadable := [cell for row in table for cell in row if not is_cell(cell)]:
             location = describe_unreadable_cell(file, unreadable[0])
             raise RecordError(f"contains {location}; expected a number, or nothing")
+        check_not_numbered(table, has_names=names is not None, has_labels=labels is not None)
         initial, rows = None, [[parse_cell(cell) for cell in row] for row in table]
         for index, label in enumerate(labels or ()):
             if labels and label.lower() in _INITIAL_LABELS:
@@ -143,9 +146,11 @@ def describe_unreadable_cell(file: ResultFile, unreadable: str = "") -> str:
     """
     location = "no line of numbers"
     brackets = "[]() " if file.is_printed_array else None
-    for number, line in enumerate(untrusted.decode_text(file.content).split("\n"), start=1):
+    lines = [_expose_separators(ln) for ln in untrusted.decode_text(file.content).split("\n")]
+    separator = _find_separator([line for line in lines if not _is_remark(line)])
+    for number, line in enumerate(lines, start=1):
         try:
-            cells = [cell.strip(brackets) for cell in _split_line(line)]
+            cells = [cell.strip(brackets) for cell in _split_line(line, separator)]
         except RecordError:
             continue
         is_searched = not unreadable and any(map(_LEADING_NUMBER.match, cells))
@@ -178,14 +183,15 @@ def parse_table(file: ResultFile) -> list[list[str]]:
             )
         rows = [row.replace(",", " ") for row in rows]
         return [row.split(maxsplit=_MAX_CELLS) for row in rows if row.strip()]
-    table = []
+    lines = []
     for line in file.iter_lines():
         if not _is_remark(line):
-            table.append(_split_line(line))
+            lines.append(_expose_separators(line))
             # A row per bucket, a row of the untrained model, and a row of names.
-            if len(table) > MAX_BUCKETS + 2:
+            if len(lines) > MAX_BUCKETS + 2:
                 raise RecordError(f"contains more than {MAX_BUCKETS} rows")
-    return table
+    separator = _find_separator(lines)
+    return [_split_line(line, separator) for line in lines]
 
 
 def _is_remark(line: str) -> bool:
@@ -193,34 +199,40 @@ def _is_remark(line: str) -> bool:
     return bool(_REMARK.match(line) or _PRINTED_AVERAGE.fullmatch(line[:200]))
 
 
-def _split_line(line: str) -> list[str]:
-    """Split at tabs, else semicolons, else commas, else spaces.
-
-    Decimal commas become points.
-
-    Rows of Markdown and LaTeX are split at their own signs. Deviations such as +- 0.3 are left out.
-    """
+def _expose_separators(line: str) -> str:
+    """Convert a row of Markdown or LaTeX to tabs, and remove deviations."""
     row = line.strip()
     if len(row) > 1 and row[0] == row[-1] == "|":
         line = _EMPHASIS.sub(r"\1", row[1:-1]).replace("|", "\t")
-    elif "&" in row and (end := row.find(r"\\")) > 0:
+    elif (end := row.find(r"\\")) > 0:
         line = _EMPHASIS.sub(r"\1", row[:end]).replace("&", "\t")
-    line = DEVIATION.sub("", line)
-    for separator in ("\t", ";", ","):
-        if separator in line:
-            if line.count(separator) > _MAX_CELLS:
-                raise RecordError(f"contains a line of more than {_MAX_CELLS} cells")
-            try:
-                cells = next(csv.reader([line], delimiter=separator, strict=True))
-            except (csv.Error, StopIteration) as error:
-                raise RecordError(f"contains a line that is not CSV: {safe_repr(line)}") from error
-            cells = [cell.strip() for cell in cells]
-            # Excel in most of Europe writes 0,75;0,5.
-            is_number_with_comma = separator != "," and any(map(DECIMAL_COMMA.fullmatch, cells))
-            if is_number_with_comma and not any(is_number(c) and "." in c for c in cells):
-                cells = [c.replace(",", ".") if DECIMAL_COMMA.fullmatch(c) else c for c in cells]
-            return cells
-    return line.split(maxsplit=_MAX_CELLS)
+    return DEVIATION.sub("", line)
+
+
+def _find_separator(lines: Sequence[str]) -> str | None:
+    """Return a tab, else a semicolon, else a comma, whichever occurs, or None.
+
+    A line of one cell has no separator, but may contain a decimal comma.
+    """
+    return next((mark for mark in "\t;," if any(mark in line for line in lines)), None)
+
+
+def _split_line(line: str, separator: str | None) -> list[str]:
+    """Split a line, None at spaces, and turn decimal commas into points."""
+    if separator is None:
+        return line.split(maxsplit=_MAX_CELLS)
+    if line.count(separator) > _MAX_CELLS:
+        raise RecordError(f"contains a line of more than {_MAX_CELLS} cells")
+    try:
+        cells = next(csv.reader([line], delimiter=separator, strict=True))
+    except (csv.Error, StopIteration) as error:
+        raise RecordError(f"contains a line that is not CSV: {safe_repr(line)}") from error
+    cells = [cell.strip() for cell in cells]
+    # Excel in most of Europe writes 0,75;0,5.
+    is_number_with_comma = separator != "," and any(map(DECIMAL_COMMA.fullmatch, cells))
+    if is_number_with_comma and not any(is_number(c) and "." in c for c in cells):
+        return [c.replace(",", ".") if DECIMAL_COMMA.fullmatch(c) else c for c in cells]
+    return cells
 
 
 def _unescape(name: str) -> str:
@@ -230,8 +242,9 @@ def _unescape(name: str) -> str:
 
 def _looks_numeric(line: str) -> bool:
     """Return True for a line of numbers, perhaps after a text."""
+    line = _expose_separators(line)
     try:
-        cells = _split_line(line)
+        cells = _split_line(line, _find_separator([line]))
     except RecordError:
         return False
     has_number = any(is_number(cell) or cell.lower() == "nan" for cell in cells)
@@ -277,12 +290,12 @@ def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -
             f"begins with {line}, which is neither a line of numbers nor a line of names"
         )
     are_numbers = all(map(str.isdecimal, rest))
-    if first and first.lower() in _LABEL_TITLES and are_numbers and not _is_range(rest):
+    if first and first.lower() in _LABEL_TITLES and are_numbers and not is_count(rest):
         raise RecordError(f"begins with {line}: {suggest_buckets(rest)}")
     if _is_label_title(first):
-        return are_numbers and _is_range(sorted(rest, key=lambda cell: (len(cell), cell)))
+        return are_numbers and is_count(sorted(rest, key=lambda cell: (len(cell), cell)))
     # 0, 1, 2 or 1, 2, 3 above a square.
-    return len(rest) >= 1 and len(table) == len(rest) + 2 and _is_range(table[0])
+    return len(rest) >= 1 and len(table) == len(rest) + 2 and is_count(table[0])
 
 
 def _repeats_labels(table: Sequence[Sequence[str]]) -> bool:
@@ -294,11 +307,6 @@ def _repeats_labels(table: Sequence[Sequence[str]]) -> bool:
     if not numbers or not numbers <= {*keys} or not all(map(str.isdecimal, keys)):
         return False
     return not any(map(is_cell, labels)) or min(map(int, keys)) > 100
-
-
-def _is_range(cells: Sequence[str]) -> bool:
-    """Return True for cells 0, 1, 2 ... or 1, 2, 3 ..."""
-    return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
 
 
 def _get_orientation_from_words(

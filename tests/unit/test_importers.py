@@ -606,3 +606,41 @@ def test_an_average_that_fits_exactly_decides_between_rows_and_columns():
     np.testing.assert_allclose(
         read("m.csv", content, scale="percent").values, [[0.701, 0.603], [0.604, 0.751]]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "advice"),
+    [
+        ("acc.csv", "0,91.2,10\n1,85.5,90\n", {"scale": "percent"}, "row_labels"),
+        ("acc.txt", "1 0.9 0.1\n2 0.8 0.9\n", {}, "row_labels"),
+        ("acc.md", "| Model | a | b |\n|---|---|---|\n| 0 | 9.5 | - |\n| 1 | 8.5 | 9 |", {}, "row_labels"),
+        ("acc.csv", "0,0.215,0.9\n1,0.642,0.7\n", AS_ROWS, "row_labels"),
+        ("acc.tsv", "1\t2\t3\n46.8\t82.3\t73.4\n", {"scale": "percent"}, "buckets"),
+        ("acc.md", "| 0 | 1 |\n|---|---|\n| 0.9 | 0.2 |", {}, "buckets"),
+        ("a.md", "| 1 | 2 |  |\n| 1 | 77 | 50 |\n| 2 | 39 | 77 |", {"scale": "percent"}, "buckets"),
+        ("acc.json", "[[1, 91.2, 10], [2, 85.5, 90]]", {"scale": "percent"}, "row_labels"),
+        ("acc.npy", files.npy([[0, 1, 2], [91.2, 10, 5]]), {"scale": "percent"}, "buckets"),
+    ],
+)  # fmt: skip
+def test_labels_and_names_that_count_are_no_accuracies(name, content, options, advice):
+    """They were the accuracies of another bucket, or of another row: 0 %, 1 %, 2 %."""
+    check_error(RecordError, f"pass {advice}=", read, name, content, **options)
+
+
+def test_counting_labels_and_names_are_read_as_what_the_user_states():
+    text = "0,0.9,0.1\n1,0.8,0.9\n"
+    rows = [[0.9, 0.1], [0.8, 0.9]]
+    for options in ({"row_labels": "use"}, {"row_labels": "ignore"}, {"columns": ("2", "3")}):
+        assert_equal(read("acc.csv", text, **options, **AS_ROWS), rows)
+    named = read("acc.csv", "1,2,3\n0.5,0.25,0.125\n", buckets=("1", "2", "3"))
+    assert_equal(named, [[0.5, 0.25, 0.125]])
+    assert_equal(read("acc.csv", "0,1\n1,0\n", **AS_ROWS, future="tested"), [[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("separator", [";", "\t", " & "])
+def test_a_row_of_one_cell_has_the_separator_of_the_others(separator):
+    """55,3 was the cells 55 and 3."""
+    end = r" \\" if "&" in separator else ""
+    text = f"a{separator}b{end}\n55,3{end}\n81,1{separator}85,7{end}\n"
+    matrix = read("acc.csv", text, scale="percent", **AS_ROWS)
+    np.testing.assert_allclose(matrix.values, [[0.553, NAN], [0.811, 0.857]])
