@@ -269,7 +269,7 @@ def check_end(file: ResultFile, is_complete: bool, missing_part: str) -> None:
 
 
 def is_count(cells: Sequence[str]) -> bool:
-    """Return True for cells 0, 1, 2 ... or 1, 2, 3 ..."""
+    """Return True for the cells 0, 1, 2 or 1, 2, 3."""
     return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
 
 

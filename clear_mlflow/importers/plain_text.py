@@ -210,9 +210,9 @@ def _expose_separators(line: str) -> str:
 
 
 def _find_separator(lines: Sequence[str]) -> str | None:
-    """Return a tab, else a semicolon, else a comma, whichever occurs, or None.
+    """Return the first of tab, semicolon and comma that occurs, or None.
 
-    A line of one cell has no separator, but may contain a decimal comma.
+    A line of one cell lacks a separator, but may contain a decimal comma.
     """
     return next((mark for mark in "\t;," if any(mark in line for line in lines)), None)
 

@@ -613,7 +613,7 @@ def test_an_average_that_fits_exactly_decides_between_rows_and_columns():
     [
         ("acc.csv", "0,91.2,10\n1,85.5,90\n", {"scale": "percent"}, "row_labels"),
         ("acc.txt", "1 0.9 0.1\n2 0.8 0.9\n", {}, "row_labels"),
-        ("acc.md", "| Model | a | b |\n|---|---|---|\n| 0 | 9.5 | - |\n| 1 | 8.5 | 9 |", {}, "row_labels"),
+        ("acc.md", "| Model | a | b |\n| 0 | 9.5 | - |\n| 1 | 8.5 | 9 |", {}, "row_labels"),
         ("acc.csv", "0,0.215,0.9\n1,0.642,0.7\n", AS_ROWS, "row_labels"),
         ("acc.tsv", "1\t2\t3\n46.8\t82.3\t73.4\n", {"scale": "percent"}, "buckets"),
         ("acc.md", "| 0 | 1 |\n|---|---|\n| 0.9 | 0.2 |", {}, "buckets"),
@@ -627,13 +627,13 @@ def test_labels_and_names_that_count_are_no_accuracies(name, content, options, a
     check_error(RecordError, f"pass {advice}=", read, name, content, **options)
 
 
-def test_counting_labels_and_names_are_read_as_what_the_user_states():
+def test_the_user_says_whether_a_count_is_names_or_labels():
     text = "0,0.9,0.1\n1,0.8,0.9\n"
     rows = [[0.9, 0.1], [0.8, 0.9]]
     for options in ({"row_labels": "use"}, {"row_labels": "ignore"}, {"columns": ("2", "3")}):
         assert_equal(read("acc.csv", text, **options, **AS_ROWS), rows)
-    named = read("acc.csv", "1,2,3\n0.5,0.25,0.125\n", buckets=("1", "2", "3"))
-    assert_equal(named, [[0.5, 0.25, 0.125]])
+    matrix = read("acc.csv", "1,2,3\n0.5,0.25,0.125\n", buckets=("1", "2", "3"))
+    assert_equal(matrix, [[0.5, 0.25, 0.125]])
     assert_equal(read("acc.csv", "0,1\n1,0\n", **AS_ROWS, future="tested"), [[0, 1], [1, 0]])
 
 
