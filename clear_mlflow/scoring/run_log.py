@@ -6,11 +6,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import chain
-from types import MappingProxyType
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
@@ -133,7 +131,6 @@ def find_changes(
     results: MetricResults,
     *,
     reread: bool = True,
-    read_history: Callable[[str], Sequence[MlflowMetric]] | None = None,
 ) -> Changes:
     """Compare results with the store, and return what it lacks.
 
@@ -141,8 +138,7 @@ def find_changes(
     history of each metric. Writes nothing. Without rows, only the tag with the state of the rows
     can change.
 
-    reread: True to compare all histories and to look for deleted report files. read_history:
-    returns the values of a metric by its name; None to read them from the store.
+    reread: True to compare all histories and to look for deleted report files.
     """
     run, record, tags = stored.run, stored.record, stored.run.data.tags
     if record is None:
@@ -174,12 +170,7 @@ def find_changes(
         reports=not has_same_rows or bool(missing_files & REPORTS),
         page=not is_scored or names.REPORT_HTML in missing_files,
         metric_values=tuple(
-            _find_missing_values(
-                read_history or partial(client.get_metric_history, stored.run_id),
-                stored,
-                results,
-                reread or not has_same_rows,
-            )
+            _find_missing_values(client, stored, results, check_all=reread or not has_same_rows)
         ),
         tags=new_tags,
         changed=tuple(
@@ -193,20 +184,14 @@ def find_changes(
     return replace(changes, tags=new_tags | _build_description_tags(stored, record, results))
 
 
-def log_results(
-    client: MlflowClient,
-    scores: Scores,
-    points: Iterable[MlflowMetric] = (),
-    params: Mapping[str, str] = MappingProxyType({}),
-    tags: Mapping[str, str] = MappingProxyType({}),
-) -> None:
+def log_results(client: MlflowClient, scores: Scores) -> None:
     """Write the changes of *scores* to the store, the tags last.
 
     Does nothing if there are none. If this is interrupted, the old tags make the next scoring write
-    the changes again. points, params, tags: to be logged with them, in the same requests.
+    the changes again.
     """
     stored, changes, run_id = scores.stored, scores.changes, scores.stored.run_id
-    if changes.is_empty and not (points or params or tags):
+    if changes.is_empty:
         return
     with mlflow_errors(f"log the scores of run {run_id}"), lock_store_writes(client.tracking_uri):
         # Reports can be computed again, so they need not survive a power cut.
@@ -221,8 +206,7 @@ def log_results(
         if changes.page:
             page = render_run_page(build_report(stored, scores.results)).encode()
             write_report(names.REPORT_HTML, page)
-        all_points = chain(points, changes.metric_values)
-        log_in_batches(client, run_id, all_points, params, {**tags, **changes.tags})
+        log_in_batches(client, run_id, changes.metric_values, tags=changes.tags)
 
 
 def _log_final_image(client: MlflowClient, run_id: str, content: bytes) -> None:
@@ -328,10 +312,7 @@ def _list_series(stored: StoredRun, results: MetricResults) -> dict[str, Mapping
 
 
 def _find_missing_values(
-    read_history: Callable[[str], Sequence[MlflowMetric]],
-    stored: StoredRun,
-    results: MetricResults,
-    check_all: bool,
+    client: MlflowClient, stored: StoredRun, results: MetricResults, *, check_all: bool
 ) -> Iterator[MlflowMetric]:
     """Yield the metric values that the store lacks or has differently.
 
@@ -349,7 +330,7 @@ def _find_missing_values(
             if logged[name] == steps[max(steps)] and has_same_version and not check_all:
                 continue
             with mlflow_errors(f"read {name} of run {stored.run_id}"):
-                history = read_history(name)
+                history = client.get_metric_history(stored.run_id, name)
             latest = {m.step: m for m in sorted(history, key=lambda metric: metric.timestamp)}
         for step, value in steps.items():
             current = latest.get(step)

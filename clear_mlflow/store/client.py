@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -133,18 +133,13 @@ def log_in_batches(
 
     Values that another process logs at the same time may make a store refuse one; it is sent again.
     """
-    point_batches = _split(points, MAX_POINTS)
-    param_batches = _split((Param(*item) for item in params.items()), _MAX_ITEMS)
-    tag_batches = _split((RunTag(*item) for item in tags.items()), _MAX_ITEMS)
-    batches = zip_longest(point_batches, param_batches, fillvalue=())
-    batch = next(batches, ((), ()))
-    for next_batch in batches:
-        retry_on_conflict(partial(client.log_batch, run_id, *batch))
-        batch = next_batch
-    for tag_batch in chain([next(tag_batches, [])], tag_batches):
-        if any((*batch, tag_batch)):
-            retry_on_conflict(partial(client.log_batch, run_id, *batch, tag_batch))
-        batch = ((), ())
+    param_list = [Param(*item) for item in params.items()]
+    tag_list = [RunTag(*item) for item in tags.items()]
+    batches = zip_longest(_split(points, MAX_POINTS), _split(param_list, _MAX_ITEMS), fillvalue=())
+    for point_batch, param_batch in batches:
+        retry_on_conflict(partial(client.log_batch, run_id, point_batch, param_batch))
+    for tag_batch in _split(tag_list, _MAX_ITEMS):
+        retry_on_conflict(partial(client.log_batch, run_id, tags=tag_batch))
 
 
 def _split(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:

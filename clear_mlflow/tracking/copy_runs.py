@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, Run, RunData, RunTag
+from mlflow.entities import Metric, Run
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 
 from clear_mlflow.core.errors import ClearError, RecordError
@@ -57,14 +57,13 @@ from clear_mlflow.store.rows import (
     read_row_files,
 )
 from clear_mlflow.store.search import (
-    find_experiment_ids,
     find_or_create_experiment,
     read_run_or_none,
     search_runs,
 )
 from clear_mlflow.store.states import remove_states
 from clear_mlflow.tracking.logged_models import log_models
-from clear_mlflow.tracking.run_sources import RUN_ID, RunSource
+from clear_mlflow.tracking.run_sources import RunSource
 
 COPIED, UPDATED, STORED, IN_USE, FAILED = "copied", "updated", "there already", "in use", "failed"
 
@@ -88,7 +87,6 @@ _SCORE_FILES = re.compile(
 )
 # One search finds the copies of so many runs, or of those that are copied within this time.
 _MAX_SEARCH, _SEARCH_SECONDS = 25, 1.0
-_MAX_IDS = 100  # in one search
 
 
 class RunCopier:
@@ -106,7 +104,6 @@ class RunCopier:
         self._original_ids: dict[str, str] = {}  # id of a source to the id that copies refer to
         # Id of an experiment and of a source to the copies of the last search.
         self._copies: dict[tuple[str, str], list[Run]] = {}
-        self._originals: dict[str, Run | None] = {}  # sources that the target has, by their ids
 
     def copy_runs(self, sources: Iterable[RunSource]) -> Iterator[ActionResult]:
         """Copy runs, oldest first, and yield what was done with each.
@@ -116,8 +113,6 @@ class RunCopier:
         """
         # A parent is opened before its children.
         waiting = sorted(sources, key=lambda source: source.run.info.start_time)
-        if len(waiting) > 1:
-            self._look_up_originals([source.run_id for source in waiting])
         results: list[tuple[RunSource, ActionResult]] = []
         while waiting or results:
             batch = waiting[:_MAX_SEARCH]
@@ -160,7 +155,7 @@ class RunCopier:
         state = _hash_source(run, rows, files)
         experiment_id = self._find_or_create_experiment(source)
         copies = self._find_copies(experiment_id, source.run_id)
-        target = copies[0] if copies else self._find_original(source.run_id)
+        target = copies[0] if copies else read_run_or_none(client, source.run_id)
         stored_rows: dict[str, bytes] = {}
         stored_files: dict[str, int | None] = {}
         is_update = False
@@ -279,7 +274,7 @@ class RunCopier:
         """Log what a copy lacks, and return its last time and problem.
 
         Repeating it changes nothing. The last time is the latest metric value's, or the start time
-        if that is later; the problem may be "". A new copy's scores are logged in the same request.
+        if that is later; the problem may be "".
         """
         client, run = self._client, source.run
         last_time: int = run.info.start_time
@@ -293,30 +288,16 @@ class RunCopier:
                 yield point
 
         tags = dict(new_tags.items() - target.data.tags.items())
-        content: tuple[Any, ...] = select_points(), run.data.params, tags
-        problem = ""
-        if target.data.metrics:
-            with mlflow_errors(f"copy run {source.run_id}"):
-                log_in_batches(client, target.info.run_id, *content)
-            content = ()
-            scored, read_history = lease.read_run(), None
-        else:
-            lease.read_recent_run()
-            params = [Param(*item) for item in run.data.params.items()]
-            tag_list = [RunTag(*item) for item in {**target.data.tags, **tags}.items()]
-            metrics = [Metric(*item, 0, 0) for item in run.data.metrics.items()]
-            scored = Run(target.info, RunData(metrics, params, tag_list), run.inputs)
-            read_history = source.read_history
+        with mlflow_errors(f"copy run {source.run_id}"):
+            log_in_batches(client, target.info.run_id, select_points(), run.data.params, tags)
+        copy = lease.read_run()
         try:
-            scores = _compute_scores(source, client, scored, has_reports, read_history)
+            scores = _compute_scores(source, client, copy, has_reports)
         except RecordError as error:
-            problem = f"it is copied, but cannot be scored: {error}"
-            with mlflow_errors(f"copy run {source.run_id}"):
-                log_in_batches(client, target.info.run_id, *content)
-        else:
-            log_results(client, scores, *content)
-            log_models(client, scored, scores)
-        return last_time, problem
+            return last_time, f"it is copied, but cannot be scored: {error}"
+        log_results(client, scores)
+        log_models(client, copy, scores)
+        return last_time, ""
 
     def _end_copy(self, run: Run, target: Run, lease: Lease, last_time: int) -> None:
         """Set a copy's status and end time, and unmark its process."""
@@ -335,25 +316,6 @@ class RunCopier:
             name = self._experiment or source.experiment
             self._experiment_ids[key] = find_or_create_experiment(self._client, name)
         return self._experiment_ids[key]
-
-    def _look_up_originals(self, source_ids: Sequence[str]) -> None:
-        """Search which of these runs the target has, and remember them.
-
-        No run gets one of these ids later.
-        """
-        valid_ids = [run_id for run_id in source_ids if RUN_ID.fullmatch(run_id)]
-        with suppress(ClearError):  # each run is looked up in its turn then
-            experiment_ids = find_experiment_ids(self._client)
-            for start in range(0, len(valid_ids), _MAX_IDS):
-                run_ids = valid_ids[start : start + _MAX_IDS]
-                condition = f"attributes.run_id IN ({', '.join(map(repr, run_ids))})"
-                runs = search_runs(self._client, experiment_ids, condition)
-                self._originals |= {**dict.fromkeys(run_ids), **{r.info.run_id: r for r in runs}}
-
-    def _find_original(self, run_id: str) -> Run | None:
-        if run_id not in self._originals:
-            self._originals[run_id] = read_run_or_none(self._client, run_id)
-        return self._originals[run_id]
 
     def _look_up_copies(self, written: Sequence[RunSource], waiting: Sequence[RunSource]) -> None:
         """Search the copies of runs at once, and remember them.
@@ -399,7 +361,7 @@ class RunCopier:
         if source_id is None:
             return None
         copies = self._find_copies(experiment_id, source_id)
-        parent = copies[0] if copies else self._find_original(source_id)
+        parent = copies[0] if copies else read_run_or_none(self._client, source_id)
         return None if parent is None else str(parent.info.run_id)
 
     def _set_parent(self, child: Run, source_id: str | None) -> None:
@@ -457,21 +419,13 @@ def _get_complete_state(copy: Run) -> str | None:
 
 
 def _compute_scores(
-    source: RunSource,
-    client: MlflowClient,
-    run: Run,
-    has_reports: bool,
-    read_history: Callable[[str], list[Metric]] | None,
+    source: RunSource, client: MlflowClient, copy: Run, has_reports: bool
 ) -> Scores:
-    """Compute a copy's scores from its source's files, without logging them.
-
-    run: the copy, with all tags and metrics of its source. read_history: see
-    :func:`find_changes`; it is called only if the source was scored with other rows or versions.
-    """
-    located = replace_info(run, artifact_uri=source.run.info.artifact_uri)
-    stored = replace(read_measurements(source.client, located, reread=False), run=run)
+    """Compute a copy's scores from its source's files, without logging them."""
+    located = replace_info(copy, artifact_uri=source.run.info.artifact_uri)
+    stored = replace(read_measurements(source.client, located, reread=False), run=copy)
     results = evaluate(stored)
-    changes = find_changes(client, stored, results, reread=False, read_history=read_history)
+    changes = find_changes(client, stored, results, reread=False)
     if stored.record is not None and not has_reports:
         changes = replace(changes, reports=True)
     return Scores(stored, results, changes)

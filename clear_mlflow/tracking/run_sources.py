@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from mlflow import MlflowClient
@@ -86,17 +86,6 @@ class RunSource:
         with mlflow_errors(f"read the metrics of run {run_id}"):
             for history in map_in_threads(read_history, keys, _NUM_THREADS):
                 yield from (Metric(m.key, m.value, m.timestamp, m.step) for m in history)
-
-    def read_history(self, name: str) -> list[Metric]:
-        """Return all values of a metric, reading all metrics once."""
-        return self._histories.get(name, [])
-
-    @cached_property
-    def _histories(self) -> dict[str, list[Metric]]:
-        histories: dict[str, list[Metric]] = {}
-        for point in self.read_histories():
-            histories.setdefault(point.key, []).append(point)
-        return histories
 
     def read_rows(self) -> dict[str, bytes]:
         """Read the row files, and return contents by file name.
