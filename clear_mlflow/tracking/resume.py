@@ -17,11 +17,10 @@ from mlflow.exceptions import MlflowException
 from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
-from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import RowRecord, assemble, parse_row_index
 from clear_mlflow.core.text import one_line, warn
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, parse_json_texts, read_bytes
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, parse_json_texts
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
 from clear_mlflow.journal.uploader import upload_remaining_folders
@@ -38,7 +37,7 @@ from clear_mlflow.store.lease import (
     is_recent_reservation,
 )
 from clear_mlflow.store.rows import is_truncated_row, list_row_sizes, parse_rows, read_row_files
-from clear_mlflow.store.search import MissingRun, select_runs
+from clear_mlflow.store.search import read_run
 from clear_mlflow.store.states import StoredState, list_state_rows, read_newest_state
 from clear_mlflow.tracking.lifecycle import reopen_run
 from clear_mlflow.tracking.loop_run import LOOP_JSON
@@ -71,27 +70,6 @@ class ResumePoint:
         if set(self.records) != set(range(num_buckets + 1)):
             return False
         return not self.state_rows or str(self.run.info.status) == "FINISHED"
-
-    def find_stored_row(self, measured: AccuracyRow) -> AccuracyRow | None:
-        """Return the stored row with the number of *measured*, or None.
-
-        Raises TrackingError if the stored row was measured on other test images.
-        """
-        record = self.records.get(measured.row)
-        if record is None:
-            return None
-        stored = record.row
-        has_same_images = (stored.buckets, stored.num_instances) == (
-            measured.buckets,
-            measured.num_instances,
-        )
-        if stored.correct is None or not has_same_images:
-            raise TrackingError(
-                f"row {measured.row} of run {self.run.info.run_id} was measured again on "
-                f"{measured.num_instances} images, and is stored as on {stored.num_instances}: "
-                "these are not the same test images; the stored row stays, start a new run"
-            )
-        return stored
 
 
 def detect_rows(client: MlflowClient, run_id: str) -> bool:
@@ -305,19 +283,15 @@ def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
                 f"run {run_id} lacks {names.CONFIG_JSON}, which has its parameters; start a new run"
             )
         try:
-            with folder.open_scratch() as scratch:
-                file = folder.fetch_file(names.CONFIG_JSON, scratch)
-                content = read_bytes(file, MAX_CONFIG_BYTES)
-            return TrainConfig.resolve(parse_json_texts(content, MAX_CONFIG_BYTES))
+            files = folder.read_files([names.CONFIG_JSON], MAX_CONFIG_BYTES)
+            content = parse_json_texts(files[names.CONFIG_JSON], MAX_CONFIG_BYTES)
+            return TrainConfig.resolve(content)
         except (RecordError, ConfigError) as error:
             raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
 
 
 def _read_resumable_run(client: MlflowClient, run_id: str) -> Run:
-    with mlflow_errors(f"read run {run_id[:80]}"):
-        (run,) = select_runs(client, run_ids=(run_id,))
-    if isinstance(run, MissingRun):
-        raise _build_resume_error(run_id[:80], run.problem)
+    run = read_run(client, run_id)
     run_type = run.data.tags.get(names.KIND_TAG)
     if run_type != names.KIND_TRAIN:
         description = run_type or "no run of clear_mlflow"

@@ -148,8 +148,8 @@ class TrainingRun:
         }
         contents = {path: content for path, content in files.items() if content is not None}
         self._last_row, self._row_time = row.row, utc_now()
-        stored_row = None if point is None else point.find_stored_row(row)
-        if point is None or stored_row is None:
+        stored = None if point is None else point.records.get(row.row)
+        if point is None or stored is None:
             # If its state was stored and the row was not, the row gets the time in the state.
             if point is not None and point.state and point.state.manifest.row == row.row:
                 self._row_time = point.state.manifest.written_at
@@ -163,14 +163,14 @@ class TrainingRun:
             # One file contains what belongs to all rows: the stored one may be of an earlier row.
             if path not in point.artifacts or path == _PREQUENTIAL_PATH
         }
-        if stored_row != row:
+        if stored.row != row:
             missing = {}  # they would belong to the other numbers
             warn(
                 f"row {row.row} of run {self._run_id} was measured again and differs: the device "
                 "does not repeat its results to the last digit; the stored row is kept, and "
                 "training continues"
             )
-        self.recorder.write_missing_files(stored_row, files=missing, curve=measured.curve)
+        self.recorder.write_missing_files(stored.row, files=missing, curve=measured.curve)
 
     def _log_test(self, test: AnytimeRow) -> None:
         """Store a test within a bucket, unless a resumed run has it."""

@@ -17,7 +17,6 @@ from interrupted_runs import (
     snapshot,
     train_elsewhere,
 )
-from msgspec import structs
 from one_line_errors import check_error
 from short_stream import short_stream
 from stored_runs import artifact_folder, change, rows_folder
@@ -222,17 +221,6 @@ def test_a_changed_run_is_rejected(interrupted, tmp_path):
     with pytest.raises(TrackingError, match="was resumed by another process"):
         take_over(client, point)
     assert client.get_run(run_id).info.status == "KILLED"
-
-
-def test_a_stored_row_of_other_images_is_not_a_rounding_difference(interrupted, tmp_path):
-    """It is an error, and the run is unchanged."""
-    point = read_resume_point(*interrupted, tmp_path)
-    row = point.records[2].row
-    assert point.find_stored_row(row) == row
-    assert point.find_stored_row(structs.replace(row, row=4)) is None
-    other = structs.replace(row, num_instances=(row.num_instances[0] + 1, *row.num_instances[1:]))
-    with pytest.raises(TrackingError, match=r"row 2 of run .* not the same test images"):
-        point.find_stored_row(other)
 
 
 def test_a_run_that_has_ended_is_not_ended_again(store, trained_runs, tmp_path):
