@@ -55,7 +55,12 @@ from clear_mlflow.journal.run_folder import (
 from clear_mlflow.scoring.run_record import read_predictions, read_test_matrix
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import mlflow_errors, set_up_mlflow
+from clear_mlflow.store.client import (
+    MAX_POINTS,
+    mlflow_errors,
+    set_up_mlflow,
+    split_into_batches,
+)
 from clear_mlflow.store.offline import (
     ARCHIVE,
     NO_EXPERIMENT,
@@ -317,7 +322,8 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
             end_time=info.end_time,
         )
         folder.append_json(INFO_JSON, stored_info)
-        folder.append_metrics(read_metric_points(client, run))
+        for batch in split_into_batches(read_metric_points(client, run), MAX_POINTS):
+            folder.append_metrics(batch)
         for artifact_folder, pattern in _ARTIFACTS.items():
             stored = ArtifactFolder(client, run, artifact_folder)
             with mlflow_errors(f"read the artifacts of run {info.run_id}"):

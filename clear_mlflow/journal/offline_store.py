@@ -81,7 +81,7 @@ from clear_mlflow.journal.run_folder import (
     read_header,
     read_json,
 )
-from clear_mlflow.store.client import MAX_POINTS
+from clear_mlflow.store.client import MAX_POINTS, split_into_batches
 from clear_mlflow.store.offline import HEADER
 
 _EXPERIMENTS = "experiments"
@@ -426,8 +426,8 @@ def _append_points(folder: Path, stored: Sequence[Metric], points: Sequence[Metr
     if len(last) + len(new_points) <= MAX_POINTS:
         write_durably(entries[-1].file, json.dumps([*last, *new_points]).encode())
         return
-    for start in range(0, len(new_points), MAX_POINTS):
-        _append(folder, METRICS_JSON, new_points[start : start + MAX_POINTS])
+    for batch in split_into_batches(new_points, MAX_POINTS):
+        _append(folder, METRICS_JSON, batch)
 
 
 def _list_fields(point: Metric) -> list[Any]:

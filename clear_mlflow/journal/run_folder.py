@@ -31,7 +31,7 @@ from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import format_count, safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, parse_json, read_bytes
 from clear_mlflow.store import names
-from clear_mlflow.store.client import MAX_POINTS, resolve_store_uri
+from clear_mlflow.store.client import resolve_store_uri
 from clear_mlflow.store.lease import get_process_token
 
 HEADER_JSON = "run.json"
@@ -268,22 +268,10 @@ class RunFolder:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
 
-    def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
-        """Write values of metrics to files of at most 900 values.
-
-        Returns the files, in order. Raises OSError if the disk is full; none of them remains then.
-        """
-        entries: list[Entry] = []
-        try:
-            for start in range(0, len(points), MAX_POINTS):
-                batch = points[start : start + MAX_POINTS]
-                values = [[p.key, limit_value(p.value), p.timestamp, p.step] for p in batch]
-                entries.append(self.append_json(METRICS_JSON, values))
-        except OSError:
-            for entry in entries:
-                entry.remove()
-            raise
-        return entries
+    def append_metrics(self, points: Sequence[Metric]) -> Entry:
+        """Write at most 900 values of metrics, like :meth:`append_json`."""
+        values = [[p.key, limit_value(p.value), p.timestamp, p.step] for p in points]
+        return self.append_json(METRICS_JSON, values)
 
     def list_entries(self) -> list[Entry]:
         """List the files to upload: rows, other artifacts, tags and metrics."""

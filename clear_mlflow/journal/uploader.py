@@ -43,9 +43,7 @@ from clear_mlflow.store.rows import RowConflictError, parse_rows, read_row_files
 EXIT_WAIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
 _WAIT_SECONDS = 5.0  # for one row; a healthy store takes it in a tenth of a second
 _HURRIED_WAIT_SECONDS = 2.0  # at the end, after Ctrl-C
-_FIRST_PAUSE_SECONDS = 0.5  # between tries; doubles with each try
-_MAX_PAUSE_SECONDS = 15.0
-_MAX_LAST_PAUSE_SECONDS = 1.0  # once training has ended
+_PAUSE_SECONDS = 1.0  # between tries, of which each takes some seconds
 _JOIN_SECONDS = 1.0
 
 
@@ -71,7 +69,6 @@ class Uploader:
         self._queue: deque[Entry | Callable[[], None]] = deque()
         self._refused: list[Entry] = []  # tried once more at the end
         self._has_warned = False
-        self._is_finishing = False
         self._is_stopped = False
         self._last_progress, self._max_wait = 0.0, math.inf
         # A daemon, since a call that hangs must not keep the process: its entry is on the disk.
@@ -120,7 +117,6 @@ class Uploader:
         what was not uploaded.
         """
         with self._changed:
-            self._is_finishing = True
             self._queue.extend(self._refused)
             self._refused.clear()
             self._last_progress = time.monotonic()
@@ -257,7 +253,6 @@ class Uploader:
 
     def _upload_queue(self) -> None:
         """Upload items, in the thread, until stopped or the lease is lost."""
-        pause = _FIRST_PAUSE_SECONDS
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._is_stopped)
@@ -283,13 +278,8 @@ class Uploader:
                         self._changed.notify_all()
                     elif not self._is_stopped:
                         self._report_failure(error)
-                        max_pause = _MAX_PAUSE_SECONDS
-                        if self._is_finishing:
-                            max_pause = _MAX_LAST_PAUSE_SECONDS
-                        pause = min(2 * pause, max_pause)
-                        self._wait_to_retry(pause)
+                        self._changed.wait_for(lambda: self._is_stopped, _PAUSE_SECONDS)
                 continue
-            pause = _FIRST_PAUSE_SECONDS
             with self._changed:
                 self._queue.popleft()
                 if isinstance(item, Entry):
@@ -299,13 +289,6 @@ class Uploader:
                     warn("the tracking store is back; all that was kept on local disk is stored")
                     self._has_warned = False
                 self._changed.notify_all()
-
-    def _wait_to_retry(self, seconds: float) -> None:
-        """Wait until stopped, finishing begins or *seconds* pass, with ``_changed`` locked."""
-        was_finishing = self._is_finishing
-        self._changed.wait_for(
-            lambda: self._is_stopped or self._is_finishing != was_finishing, seconds
-        )
 
     def _report_failure(self, error: TrackingError) -> None:
         """Remember an error, and print it once per outage, under the lock."""

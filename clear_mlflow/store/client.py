@@ -135,14 +135,16 @@ def log_in_batches(
     """
     param_list = [Param(*item) for item in params.items()]
     tag_list = [RunTag(*item) for item in tags.items()]
-    batches = zip_longest(_split(points, MAX_POINTS), _split(param_list, _MAX_ITEMS), fillvalue=())
-    for point_batch, param_batch in batches:
+    point_batches = split_into_batches(points, MAX_POINTS)
+    param_batches = split_into_batches(param_list, _MAX_ITEMS)
+    for point_batch, param_batch in zip_longest(point_batches, param_batches, fillvalue=()):
         retry_on_conflict(partial(client.log_batch, run_id, point_batch, param_batch))
-    for tag_batch in _split(tag_list, _MAX_ITEMS):
+    for tag_batch in split_into_batches(tag_list, _MAX_ITEMS):
         retry_on_conflict(partial(client.log_batch, run_id, tags=tag_batch))
 
 
-def _split(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+def split_into_batches(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    """Yield lists of *size* items, the last one of fewer."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch

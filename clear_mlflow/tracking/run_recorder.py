@@ -8,6 +8,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
@@ -20,7 +21,13 @@ from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, format_row_file_name, utc_now
 from clear_mlflow.core.text import format_count, safe_repr, warn
 from clear_mlflow.core.version import __version__, list_software_versions
-from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
+from clear_mlflow.journal.run_folder import (
+    METRICS_JSON,
+    TAGS_JSON,
+    Entry,
+    RunFolder,
+    list_candidate_folders,
+)
 from clear_mlflow.journal.uploader import Uploader, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_matrix_metrics, get_family_metrics, summarize
@@ -29,7 +36,12 @@ from clear_mlflow.report.pictures import decode_png, draw_heatmap_png, load_draw
 from clear_mlflow.scoring.run_log import build_row_points
 from clear_mlflow.scoring.run_record import build_families_tag, to_milliseconds
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
+from clear_mlflow.store.client import (
+    MAX_POINTS,
+    mlflow_errors,
+    retry_on_conflict,
+    split_into_batches,
+)
 from clear_mlflow.store.lease import RENEW_SECONDS, LeaseLostError
 
 _MAX_STOPPED_WAIT_SECONDS = 10.0  # at the end of a training that failed or was stopped
@@ -52,7 +64,6 @@ class RunRecorder:
         self._run_name = run_id
         self._candidates = iter(list_candidate_folders(run_id))  # folders that were not tried yet
         self._folders: list[RunFolder] = []  # the last one is written to
-        self._curve: list[Metric] = []  # points of the curve that are not on local disk yet
         self._exit_wait = 0.0  # seconds
         # The matrix, if no picture shows it yet. One thread appends and another pops.
         self._unplotted = deque[AccuracyMatrix](maxlen=1)
@@ -84,14 +95,6 @@ class RunRecorder:
         error: why training ended early, or None.
         """
         uploader = self.uploader
-        # A process that took over the run measures these steps again.
-        if uploader.lease.error is None:
-            self.write_curve(())
-            if self._curve:
-                points = format_count(
-                    len(self._curve), "point of its curve fits", "points of its curve fit"
-                )
-                warn(f"run {self.run_id}: {points} on no disk")
         try:
             uploader.finish(min(self._exit_wait, _MAX_STOPPED_WAIT_SECONDS if error else math.inf))
         finally:
@@ -165,9 +168,7 @@ class RunRecorder:
         """
         row = record.row
         self.write_file(f"{ROWS_FOLDER}/{format_row_file_name(row.row)}", record.to_json().encode())
-        points: list[Entry] = []
         try:
-            self._add_to_curve(curve)
             for path, content in files.items():
                 self.write_file(path, content)
             if row.row == 0:
@@ -179,9 +180,10 @@ class RunRecorder:
             metrics = add_matrix_metrics(get_family_metrics(self.families), matrix)
             values = summarize(matrix.after(row.row), metrics=metrics) if row.row else {}
             time = to_milliseconds(record.written_at)
-            points = self._write_points(build_row_points(matrix, row.row, values, time))
+            points = build_row_points(matrix, row.row, values, time)
+            self._write_points([*points, *self._convert_curve(curve)])
         finally:  # whatever happens, what is on disk is uploaded
-            self._wait_and_enqueue(points)
+            self.uploader.wait_until_stored()
         self._unplotted.append(matrix)
         if row.row > 0:  # there is time during the first bucket
             self._is_loaded.wait(10.0)  # on a busy machine; usually it takes one or two seconds
@@ -195,13 +197,12 @@ class RunRecorder:
         content. curve: values of the loss curve since the last row.
         """
         self.rows[stored.row] = stored  # metrics are computed from what is stored
-        self._add_to_curve(curve)
-        points = self._write_points()
+        self.write_curve(curve)
         try:
             for path, content in files.items():
                 self.write_file(path, content)
         finally:
-            self._wait_and_enqueue(points)
+            self.uploader.wait_until_stored()
 
     def write_file(self, path: str, content: bytes) -> None:
         """Write an artifact to disk, and enqueue its upload.
@@ -233,13 +234,12 @@ class RunRecorder:
                 warn(f"{full}; further files are written to {self._folders[-1].folder}")
         self.uploader.enqueue(entry)
 
-    def write_curve(self, points: Iterable[CurvePoint]) -> None:
+    def write_curve(self, curve: Iterable[CurvePoint]) -> None:
         """Write loss, learning rate and speed, and enqueue their upload.
 
-        If the disk is full, they stay in memory and are written with the next ones.
+        If no disk can be written, they are lost, with a warning.
         """
-        self._add_to_curve(points)
-        self.uploader.enqueue(*self._write_points())
+        self._write_points(self._convert_curve(curve))
 
     def write_test(self, test: AnytimeRow) -> None:
         """Write a test within a bucket, and wait until it is stored.
@@ -250,13 +250,6 @@ class RunRecorder:
         self.write_file(path, test.to_json(utc_now()).encode())
         # Otherwise the bucket's row would wait for all of them, and warn that the store fails.
         self.uploader.wait_until_stored()
-
-    def _wait_and_enqueue(self, metric_files: Sequence[Entry]) -> None:
-        """Wait until earlier files are stored, then enqueue metrics."""
-        try:
-            self.uploader.wait_until_stored()
-        finally:
-            self.uploader.enqueue(*metric_files)
 
     def _open_folder(self) -> None:
         problems = []
@@ -271,16 +264,17 @@ class RunRecorder:
                 others = "; ".join(problems)
                 warn(f"rows on their way to the store are kept in {path} (not in {others})")
             return
+        reasons = f" ({'; '.join(problems)})" if problems else ""
         raise TrackingError(
-            f"no disk can keep what is measured ({'; '.join(problems)}); make room, or set "
-            "CLEAR_MLFLOW_CACHE to a folder that can be written"
+            f"no disk can keep what is measured{reasons}; make room, or set CLEAR_MLFLOW_CACHE to "
+            "a folder that can be written"
         )
 
-    def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Keep new finite points in memory until :meth:`_write_points` writes them."""
+    def _convert_curve(self, curve: Iterable[CurvePoint]) -> list[Metric]:
+        """Convert points to finite values that the run does not have."""
         metrics = [
             Metric(name, value, point.time, point.step)
-            for point in points
+            for point in curve
             for name, value in (
                 (names.CURVE_LOSS, point.loss),
                 (names.CURVE_LR, point.lr),
@@ -288,19 +282,19 @@ class RunRecorder:
             )
             if math.isfinite(value)  # charts cannot show other values
         ]
-        self._curve += [m for m in metrics if (m.key, m.step) not in self.curve_steps]
+        return [m for m in metrics if (m.key, m.step) not in self.curve_steps]
 
-    def _write_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
-        """Write metric values and the curve to disk, and return the files.
+    def _write_points(self, points: Iterable[Metric]) -> None:
+        """Write metric values to disk, and enqueue their upload.
 
-        Returns [] if the disk is full: scoring computes metrics again, and the curve is kept.
+        If no disk can be written, prints a warning: scoring computes a row's metrics again.
         """
         try:
-            entries = self._folders[-1].append_metrics([*points, *self._curve])
-        except OSError:
-            return []
-        self._curve.clear()
-        return entries
+            for batch in split_into_batches(points, MAX_POINTS):
+                append = partial(RunFolder.append_metrics, points=batch)
+                self._append_and_enqueue(METRICS_JSON, append)
+        except TrackingError as error:
+            warn(str(error))
 
     def _run_background_tasks(self) -> None:
         """Load plotting code, then renew the lease until the run closes."""

@@ -8,7 +8,7 @@ from mlflow.entities import Metric
 from stored_runs import histories, only_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.journal.run_folder import RunFolder, get_unsent_root
+from clear_mlflow.journal.run_folder import RunFolder, get_unsent_root, list_candidate_folders
 from clear_mlflow.learning.measured import CurvePoint, Measurement, ignore
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
@@ -143,20 +143,29 @@ def test_a_repeated_bucket_duplicates_no_point(store, run_id):
     assert read_curve(store, run_id) == expected
 
 
-def test_a_temporarily_full_disk_loses_no_point(store, run_id, monkeypatch):
+@pytest.mark.parametrize("full", [1, 2])
+def test_points_are_written_to_another_disk_if_one_is_full(
+    store, run_id, monkeypatch, tmp_path, capfd, full
+):
+    """If both are full, they are lost, and the training continues."""
+    monkeypatch.chdir(tmp_path)
+    full_folders = list_candidate_folders(run_id)[:full]
+    append_metrics = RunFolder.append_metrics
+
+    def append(folder, points):
+        if folder.folder in full_folders:
+            raise OSError(28, "No space left on device")
+        return append_metrics(folder, points)
+
     writer = RunRecorder(store, run_id, ())
     writer.open(store.get_run(run_id))
     points = [CurvePoint(step, 1 / step, 0.1, 5.0, step) for step in range(1, MAX_POINTS)]
-    append_metrics = RunFolder.append_metrics
-
-    def full(journal, metrics):
-        if metrics[0].step > 1:
-            raise OSError(28, "No space left on device")
-        return append_metrics(journal, metrics)
-
-    monkeypatch.setattr(RunFolder, "append_metrics", full)
-    writer.write_curve(points)
-    monkeypatch.setattr(RunFolder, "append_metrics", append_metrics)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_metrics", append)
+        writer.write_curve(points)
     writer.close(None)
-    assert read_curve(store, run_id) == build_series(*points)
+    errors = capfd.readouterr().err
+    assert ("metrics.json is lost" in errors) == (full == 2)
+    assert "()" not in errors
+    assert read_curve(store, run_id) == (build_series(*points) if full == 1 else {})
     assert list_folders_to_upload(None) == []

@@ -51,8 +51,7 @@ def read_points(client, run_id):
 @pytest.fixture
 def train_failing(store, tmp_path, own_cache, monkeypatch, capfd):
     monkeypatch.setenv(uploader.EXIT_WAIT_VARIABLE, "0.2")
-    monkeypatch.setattr(uploader, "_MAX_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(uploader, "_MAX_LAST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(uploader, "_PAUSE_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -200,7 +199,7 @@ def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
 def test_unsent_files_are_delivered_despite_all_faults(store, own_cache, monkeypatch):
     append_points = RunRecorder._write_points
 
-    def interrupt(self, points=()):
+    def interrupt(self, points):
         if max(self.rows, default=0) == 1 and points:
             raise KeyboardInterrupt
         return append_points(self, points)

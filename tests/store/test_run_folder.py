@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Metric
 
-from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal import run_folder
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
     METRICS_JSON,
@@ -89,21 +87,6 @@ def test_a_failed_write_leaves_no_entry(journal, monkeypatch):
     assert names == sorted([first.file.name, HEADER_JSON, "artifacts", "lock"])
     assert [entry.name for entry in journal.list_entries()] == ["a.json", TAGS_JSON]
     assert journal.append_json(TAGS_JSON, {}).file.name == "00000002-tags.json"
-
-
-def test_points_on_a_full_disk_are_written_completely_or_not_at_all(journal, monkeypatch):
-    monkeypatch.setattr(run_folder, "MAX_POINTS", 1)
-    results = iter([None])
-
-    def filling(file, content):
-        for _ in results:
-            return write_durably(file, content)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(run_folder, "write_durably", filling)
-    with pytest.raises(OSError, match="No space"):
-        journal.append_metrics([Metric("m", 0.5, 1_000, step) for step in (1, 2)])
-    assert journal.list_entries() == []
 
 
 def test_a_run_folder_belongs_to_one_process(journal):

@@ -80,8 +80,7 @@ def list_files(store, run_id):
 @pytest.fixture
 def hurried(monkeypatch):
     """Retry an unreachable store at once."""
-    monkeypatch.setattr(uploading, "_MAX_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(uploading, "_MAX_LAST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(uploading, "_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_failed_uploads_are_retried_in_order(store, run_id, folder):
     client = Stutters(store.tracking_uri, a=[later(), later()])
     uploader = start_uploader(client, run_id)
     put(uploader, folder, "a", "b")
-    uploader.enqueue(*folder.append_metrics([Metric("m", 0.5, 1_000, 3)]))
+    uploader.enqueue(folder.append_metrics([Metric("m", 0.5, 1_000, 3)]))
     uploader.finish(LONG)
     assert client.requests == ["a", "a", "a", "b"]
     assert uploader.list_unsent() == []
@@ -127,7 +126,7 @@ def test_failed_uploads_are_retried_in_order(store, run_id, folder):
 def test_an_upload_may_be_repeated(store, run_id, folder):
     entries = [
         folder.append("a.txt", b"a"),
-        *folder.append_metrics([Metric("m", 0.5, 1_000, 3)]),
+        folder.append_metrics([Metric("m", 0.5, 1_000, 3)]),
         folder.append_json(TAGS_JSON, {names.ROWS_TAG: "partial"}),
     ]
 
