@@ -58,7 +58,7 @@ def copy_foreign_rows(
         name = format_row_file_name(record.row.row)
         content = record.to_json()
         if name not in stored_rows:
-            store_row(client, run, name, content.encode())
+            store_row(client, run, name, content)
         elif RowRecord.from_json(content, source=name).row != stored_rows[name].row:
             raise RecordError(
                 f"row {record.row.row} in {path} differs from the one that was imported before, "

@@ -262,7 +262,7 @@ def _store_run(
         folder.append_json(INFO_JSON, info)
         for record in build_records(run.matrix, metadata, origin, dataset):
             name = f"{ROWS_FOLDER}/{format_row_file_name(record.row.row)}"
-            folder.append(name, record.to_json().encode())
+            folder.append(name, record.to_json())
         folder.close()
         run_id = uuid4().hex if again else identity[:32]
         source = RunSource(client, read_run(Path(path), run_id, NO_EXPERIMENT))

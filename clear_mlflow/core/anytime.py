@@ -83,8 +83,8 @@ class AnytimeRow(msgspec.Struct, frozen=True):
                 f"bucket {other.step}; expected tests in the order of their steps"
             )
 
-    def to_json(self, written_at: str) -> str:
-        """Return the text of the test's file. written_at: ISO 8601, UTC."""
+    def to_json(self, written_at: str) -> bytes:
+        """Return the content of the test's file. written_at: ISO 8601, UTC."""
         fields = {
             "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
             "bucket": self.bucket,

@@ -109,8 +109,8 @@ class RowRecord:
             extra=dataset.optional_fields,
         )
 
-    def to_json(self) -> str:
-        """Return the text of the row's file. Equal records have equal texts."""
+    def to_json(self) -> bytes:
+        """Return the content of the row's file. Equal records have equal contents."""
         row, score = self.row, self.row.score
         measured: dict[str, Any] = {"correct": row.correct}
         if row.correct is None:

@@ -187,13 +187,13 @@ def format_document_name(source: str) -> str:
     return source if source.isprintable() and 0 < len(source) <= 200 else safe_repr(source)
 
 
-def format_document(fields: Mapping[str, Any]) -> str:
-    """Format fields as a JSON object, one line for each.
+def format_document(fields: Mapping[str, Any]) -> bytes:
+    """Format fields as the JSON object of a file, one line for each.
 
     Raises ValueError for NaN and infinity.
     """
     lines = (f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in fields.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def check_depth(document: object) -> None:

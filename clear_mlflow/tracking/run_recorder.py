@@ -167,7 +167,7 @@ class RunRecorder:
         tags of the run, as for :meth:`write_tags`.
         """
         row = record.row
-        self.write_file(f"{ROWS_FOLDER}/{format_row_file_name(row.row)}", record.to_json().encode())
+        self.write_file(f"{ROWS_FOLDER}/{format_row_file_name(row.row)}", record.to_json())
         try:
             for path, content in files.items():
                 self.write_file(path, content)
@@ -247,7 +247,7 @@ class RunRecorder:
         Waits up to 5 seconds. Raises the errors of :meth:`write_row`.
         """
         path = f"{ANYTIME_FOLDER}/{format_anytime_file_name(test.bucket, test.test)}"
-        self.write_file(path, test.to_json(utc_now()).encode())
+        self.write_file(path, test.to_json(utc_now()))
         # Otherwise the bucket's row would wait for all of them, and warn that the store fails.
         self.uploader.wait_until_stored()
 

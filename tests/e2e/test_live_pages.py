@@ -107,7 +107,7 @@ def test_runs_are_grouped_selected_and_filtered(client, ask):
 
 def store_row(client, run_id, row):
     name = format_row_file_name(row.row.row)
-    client.log_text(run_id, row.to_json(), f"accuracy_matrix/rows/{name}")
+    client.log_text(run_id, row.to_json().decode(), f"accuracy_matrix/rows/{name}")
 
 
 def test_the_page_shows_changes_of_the_store(client, ask):

@@ -105,7 +105,7 @@ def test_evaluate_logs_metrics_of_tests_for_a_run_without_them(store, experiment
     get_tests_folder(run).mkdir()
     for test in ALL_TESTS:
         file = get_tests_folder(run) / format_anytime_file_name(test.bucket, test.test)
-        file.write_text(test.to_json(WRITTEN_AT))
+        file.write_bytes(test.to_json(WRITTEN_AT))
     store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
     late = file.rename(file.with_suffix(".late"))  # it is looked for again while it lacks
     assert score(store, run.info.run_id).stored.tests is not None
@@ -123,7 +123,7 @@ def test_a_damaged_test_is_reported_and_the_rows_are_scored(store, finished):
     assert "its tests inside buckets were left out: bucket_002_test_0002.json:" in verdict.detail
     assert verdict.scores.results["clear/accuracy"].value == finished.data.metrics["clear/accuracy"]
     (get_tests_folder(finished) / "notes.txt").write_text("nothing of ours")
-    (get_tests_folder(finished) / FILES[3]).write_text(TESTS[2][1].to_json(WRITTEN_AT))
+    (get_tests_folder(finished) / FILES[3]).write_bytes(TESTS[2][1].to_json(WRITTEN_AT))
     verdict = rescore(store, finished)
     assert not verdict.is_problem
     assert select_values(store.get_run(finished.info.run_id)) == pytest.approx(EXPECTED)
@@ -137,7 +137,7 @@ def test_a_run_folder_never_replaces_a_stored_test(store, finished, tmp_path):
     journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     for test in other:
         name = f"{ANYTIME_FOLDER}/{format_anytime_file_name(test.bucket, test.test)}"
-        journal.append(name, test.to_json(WRITTEN_AT).encode())
+        journal.append(name, test.to_json(WRITTEN_AT))
     journal.close()
     (synced,) = sync_folders(list_folders_to_upload(journal.folder))
     assert synced.action == "sent", synced.detail

@@ -144,7 +144,7 @@ def test_rows(data):
     else:
         accuracies = [math.nan if value is None else value for value in parsed["accuracy"]]
         assert np.array_equal(record.row.cells, accuracies, equal_nan=True)
-    assert parse_rows({name: record.to_json().encode()})[name] == record
+    assert parse_rows({name: record.to_json()})[name] == record
 
 
 @fuzz(200)

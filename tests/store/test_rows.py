@@ -206,7 +206,7 @@ def test_rows_are_read_in_order_and_other_files_are_ignored(store, experiment_id
         (folder / name).unlink()
     rows = read_rows(store, run)
     assert list(rows) == expected
-    assert rows["row_002.json"].to_json() == row_texts()["row_002.json"]
+    assert rows["row_002.json"].to_json() == ROWS["row_002.json"]
     (folder / "row_003.json").write_bytes(b" " * (MAX_ROW_BYTES + 1))
     with pytest.raises(RecordError, match=r"row_003.json has \d+ bytes; expected at most 1 MiB"):
         list_row_sizes(store, run)

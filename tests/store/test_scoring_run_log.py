@@ -115,7 +115,7 @@ def stored_runs(draw):
     }
     return StoredRun(
         run=SimpleNamespace(),
-        files={name: record.to_json().encode() for name, record in records.items()},
+        files={name: record.to_json() for name, record in records.items()},
         rows=records,
         record=assemble(records),
         families=("clear", "renate"),

@@ -98,7 +98,7 @@ def log_run(client, experiment_id, name, correct, *, strategy, tags=None, **row_
     )
     for row in row_records(correct, **row_options):
         path = f"accuracy_matrix/rows/{format_row_file_name(row.row.row)}"
-        client.log_text(run.info.run_id, row.to_json(), path)
+        client.log_text(run.info.run_id, row.to_json().decode(), path)
     client.set_terminated(run.info.run_id)
     return client.get_run(run.info.run_id)
 

@@ -88,7 +88,9 @@ def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
             dataset={"digest": digest},
             seed=seed,
             written_at=f"2026-01-31T{i // 60:02d}:{i % 60:02d}:00.123+00:00",
-        ).to_json()
+        )
+        .to_json()
+        .decode()
         for i, counts in enumerate(correct)
     }
 
