@@ -188,7 +188,7 @@ def format_document_name(source: str) -> str:
 
 
 def format_document(fields: Mapping[str, Any]) -> bytes:
-    """Format fields as the JSON object of a file, one line for each.
+    """Format fields as a JSON object with a line for each.
 
     Raises ValueError for NaN and infinity.
     """
