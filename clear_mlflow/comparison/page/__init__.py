@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
-from clear_mlflow.comparison.groups import LEVEL, Group
+from clear_mlflow.comparison.groups import LEVEL
 from clear_mlflow.comparison.page.charts import (
     build_cost_plots,
     build_curve_parts,
@@ -24,11 +25,10 @@ from clear_mlflow.comparison.result import Comparison
 from clear_mlflow.comparison.tables import format_difference, list_percent_metrics
 from clear_mlflow.comparison.wording import describe_assumptions, describe_reason_without_tests
 from clear_mlflow.core.text import format_count
-from clear_mlflow.metrics import format_value, is_cost
+from clear_mlflow.metrics import format_value
 from clear_mlflow.report.page import render_page
 from clear_mlflow.report.page.matrix_map import build_matrix_map
 
-_SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "?"}
 _MAX_CELLS = 12_000  # of all matrices, about 40 bytes each; a page stays below two megabytes
 
 
@@ -49,6 +49,8 @@ def render_comparison_page(
     parameters, or None. run_address: returns the address of a run's page for a run id.
     extension: template that extends the page, or None. content: variables of that template.
     """
+    metrics, percent = _sort_metrics(comparison), list_percent_metrics(comparison)
+    score = comparison.score
     return render_page(
         "clear_mlflow.comparison.page/page",
         extension=extension,
@@ -58,31 +60,25 @@ def render_comparison_page(
         more_seeds=more_seeds,
         chosen=chosen,
         run_address=run_address,
+        comparison=comparison,
         warnings=comparison.warnings,
-        groups=comparison.groups,
-        num_runs=len(comparison.runs),
-        runs_count=format_count(len(comparison.runs), "run"),
+        score=score,
+        level=f"{100 * LEVEL:g} %",
+        metrics=metrics,
+        families=Counter(metric.partition("/")[0] for metric in metrics),
         name_group=partial(name_group, comparison),
-        format_number=partial(format_value, score=comparison.score),
-        board=_build_leaderboard(comparison),
-        verdicts=comparison.pairs,
-        signs=_SIGNS,
-        exploratory=comparison.exploratory,
+        format_count=format_count,
+        format_number=partial(format_value, score=score),
+        format_interval=partial(format_interval, decimals=3, score=score),
+        format_difference=partial(format_difference, comparison),
+        across_unit=" in points" if comparison.ranked_by in percent else "",
         tests_note=describe_assumptions(comparison.pairs)
         or describe_reason_without_tests(comparison),
         plots=list(build_metric_plots(comparison)),
         plots_note=describe_metric_plots(comparison),
         cost_plots=list(build_cost_plots(comparison)),
         curves=list(build_curve_parts(comparison)),
-        published=comparison.published,
-        published_metrics=comparison.published_metrics,
         published_note=NOTE,
-        across=comparison.across,
-        ranked_by=comparison.ranked_by,
-        across_unit=" in points"
-        if comparison.ranked_by in list_percent_metrics(comparison)
-        else "",
-        across_rows=_build_across(comparison),
         **_build_matrices(comparison),
         conditions=[describe_conditions(comparison, i) for i in range(len(comparison.conditions))],
         **content,
@@ -99,72 +95,17 @@ def _build_subtitle(comparison: Comparison) -> str:
     return subtitle
 
 
-def _build_leaderboard(comparison: Comparison) -> dict[str, Any]:
+def _sort_metrics(comparison: Comparison) -> list[str]:
+    """Return all metrics by family, the metric of the ranking and its family first."""
     ranked = comparison.ranked_by
-    families = [metric.split("/", 1)[0] for metric in comparison.metrics]
-    first_family = ranked.split("/", 1)[0] if ranked else None
+    families = [metric.partition("/")[0] for metric in comparison.metrics]
+    first_family = ranked.partition("/")[0] if ranked else None
 
     def get_order(metric: str) -> tuple[bool, int, bool]:
-        family = metric.split("/", 1)[0]
+        family = metric.partition("/")[0]
         return family != first_family, families.index(family), metric != ranked
 
-    metrics = sorted(comparison.metrics, key=get_order)
-    return {
-        "note": f"Mean over seeds, ± standard deviation, [{100 * LEVEL:g} % interval of the mean, "
-        "Student's t]. ★ marks a mean that is significantly better than all others; an empty cell "
-        "is undefined. Click a column's name to sort.",
-        "columns": [
-            {
-                "name": metric.split("/", 1)[-1],
-                "full_name": metric,
-                "first_order": "ascending"
-                if comparison.is_higher_better(metric) is False
-                else "descending",
-                "is_ranked": metric == ranked,
-                "is_sorted": metric == ranked and len(comparison.conditions) == 1,
-            }
-            for metric in metrics
-        ],
-        "families": [
-            {"name": family, "span": len(list(members))}
-            for family, members in groupby(metrics, key=lambda metric: metric.split("/", 1)[0])
-        ],
-        "text_columns": [*comparison.columns],
-        "rows": [
-            {
-                "name": name_group(comparison, group),
-                "texts": [pairs[i] for pairs in comparison.columns.values()],
-                "cells": [_build_cell(comparison, group, metric) for metric in metrics],
-            }
-            for i, group in enumerate(comparison.groups)
-        ],
-    }
-
-
-def _build_across(comparison: Comparison) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": f"{pair.a} − {pair.b}",
-            "cells": [
-                (format_difference(comparison, difference), pair.outcomes[value])
-                for value, difference in pair.differences.items()
-            ],
-            "mean": format_difference(comparison, pair.mean_difference),
-            "share": "" if pair.share is None else f"{100 * pair.share:.0f} %",
-        }
-        for pair in (comparison.across.pairs if comparison.across else ())
-    ]
-
-
-def _build_cell(comparison: Comparison, group: Group, metric: str) -> dict[str, Any]:
-    summary = group.metrics.get(metric)
-    interval = None if summary is None or is_cost(metric) else summary.interval
-    return {
-        "summary": summary,
-        "is_best": comparison.is_best(group, metric),
-        "partial_seeds": group.format_partial_seeds(metric),
-        "interval": format_interval(interval, 3, score=comparison.score),
-    }
+    return sorted(comparison.metrics, key=get_order)
 
 
 def _build_matrices(comparison: Comparison) -> dict[str, Any]:
@@ -203,7 +144,6 @@ def _build_matrices(comparison: Comparison) -> dict[str, Any]:
         sentences.append("Each test set has its own colour scale.")
         ends = ("worst", "best")
     return {
-        "score": comparison.score,
         "ends": ends,
         "matrices_note": " ".join(filter(None, [*sentences, scales[0].note])),
         "maps": maps,
