@@ -158,7 +158,7 @@ def test_an_axis_of_equal_accuracies_has_a_width():
     assert "cost/training_flops" in comparison.metrics
     plots = list(build_metric_plots(comparison))
     assert [plot["title"] for plot in plots] == [*summarize(run.record.matrix, "iid")]
-    assert [tick["label"] for tick in plots[0]["ticks"]] == ["0.8995", "0.9000", "0.9005"]
+    assert [label for _, label in plots[0]["ticks"]] == ["0.8995", "0.9000", "0.9005"]
 
 
 def test_fifty_runs_fit():

@@ -88,10 +88,7 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "width": width,
             "left": left,
             "height": 16 + line_height * len(dots) + 16,
-            "ticks": [
-                {"at": to_pixels(tick), "label": label}
-                for tick, label in list_round_ticks(low, high, 4)
-            ],
+            "ticks": [(to_pixels(v), label) for v, label in list_round_ticks(low, high, 4)],
             "dots": dots,
         }
 
@@ -164,10 +161,8 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "bottom": bottom,
             "x_label": f"training FLOPs{' (log scale)' if is_log else ''}",
             "y_label": metric,
-            "y_ticks": [
-                {"at": to_y(v), "label": label} for v, label in list_round_ticks(low, high, 5)
-            ],
-            "x_ticks": [{"at": to_x(v), "label": label} for v, label in x_ticks],
+            "y_ticks": [(to_y(v), label) for v, label in list_round_ticks(low, high, 5)],
+            "x_ticks": [(to_x(v), label) for v, label in x_ticks],
             "lines_at": [to_x(v) for v, _ in x_ticks],
             "dots": dots,
             "front": "M" + "L".join(f"{dots[i]['x']} {dots[i]['y']}" for i in front),

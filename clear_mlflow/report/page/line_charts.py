@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import one_line
 from clear_mlflow.report.colours import GROUPS
-from clear_mlflow.report.page import PackageText, render_fragment
+from clear_mlflow.report.page import render_fragment
 
 _MAX_TITLE = 80  # characters
-_TITLE_HEIGHT, _LEGEND_LINE = 30, 18  # pixels of an SVG file
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ def build_line_chart(
         "radius": 3.5 if has_dots else 2.5,
         "lines_at": [x(k) for k, _ in x_ticks],
         "x_ticks": _drop_overlaps(labels),
-        "y_ticks": [{"at": y(value), "label": label} for value, label in y_ticks],
+        "y_ticks": [(y(value), label) for value, label in y_ticks],
         "x_label": (x_label or ("bucket date" if times else "buckets trained")) if is_large else "",
         "y_label": one_line(axis.score.label, _MAX_TITLE) if is_large else "",
         "curves": [curve for curve in map(build_curve, lines) if curve["line"] != "M"],
@@ -250,12 +249,12 @@ def _format_dates(times: Sequence[date]) -> list[str]:
     return [time.isoformat()[:length] for time in times]
 
 
-def _drop_overlaps(labels: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
+def _drop_overlaps(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Return (pixel, label) ticks without those that would overlap."""
-    ticks: list[dict[str, Any]] = []
+    ticks: list[tuple[float, str]] = []
     for position, label in labels:
-        if not ticks or position - ticks[-1]["at"] >= 8 * len(label):
-            ticks.append({"at": position, "label": label})
+        if not ticks or position - ticks[-1][0] >= 8 * len(label):
+            ticks.append((position, label))
     return ticks
 
 
@@ -273,35 +272,18 @@ def render_svg(
     each line, which are listed below the charts.
     """
     columns = min(columns, len(charts))
-    width, height = charts[0]["width"], max(chart["height"] for chart in charts) + _TITLE_HEIGHT
-    legend_top = -(-len(charts) // columns) * height
+    row_height = max(chart["height"] for chart in charts) + 30  # with a title
+    legend_top = math.ceil(len(charts) / columns) * row_height
     text = render_fragment(
         "clear_mlflow.report.page/svg_file",
         macro=macro,
-        css=PackageText(_build_style()),
-        panels=[
-            {"chart": chart, "x": width * (i % columns), "y": height * (i // columns)}
-            for i, chart in enumerate(charts)
-        ],
-        legend=[{**item, "y": legend_top + _LEGEND_LINE * i + 10} for i, item in enumerate(legend)],
-        width=width * columns,
-        height=legend_top + _LEGEND_LINE * len(legend) + 8,
+        charts=charts,
+        columns=columns,
+        row_height=row_height,
+        legend=legend,
+        legend_top=legend_top,
+        width=charts[0]["width"] * columns,
+        height=legend_top + 18 * len(legend) + 8,
+        colours=GROUPS,
     )
     return text.encode("utf-8", "replace")
-
-
-def _build_style() -> str:
-    """Return the light style of pages without variables, for SVG programs."""
-    rules = [
-        "text{fill:#5c6570;font:11px sans-serif}.name{fill:#1b1f24}",
-        ".title{fill:#1b1f24;font-size:13px;font-weight:bold}.rule{stroke:#d9dee4}",
-        ".line{fill:none;stroke-width:2;stroke-linejoin:round}.band{opacity:.16}.dot{stroke:#fff}",
-        ".dash1 .line{stroke-dasharray:7 4}.dash2 .line{stroke-dasharray:2 4}",
-        ".reach{stroke-width:2.5;stroke-linecap:round}.leader{stroke-width:1;opacity:.5;fill:none}",
-        ".images{stroke-width:1.5;stroke-dasharray:2 3}",
-        ".front{fill:none;stroke:#8b949e;stroke-width:1.5;stroke-dasharray:2 4}",
-    ]
-    for i, colour in enumerate(GROUPS):
-        rules.append(f".k{i} .line,.k{i} .reach,.k{i} .leader{{stroke:{colour}}}")
-        rules.append(f".k{i} .band,.k{i} .dot{{fill:{colour}}}")
-    return "".join(rules)
