@@ -96,7 +96,7 @@ def _build_subtitle(comparison: Comparison) -> str:
 
 
 def _sort_metrics(comparison: Comparison) -> list[str]:
-    """Return all metrics by family, those of the ranking first."""
+    """Return all metrics by family, the family of the ranking first."""
     ranked = comparison.ranked_by
     families = [metric.partition("/")[0] for metric in comparison.metrics]
     first_family = ranked.partition("/")[0] if ranked else None
