@@ -101,7 +101,7 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
     """
     families = DEFAULT_FAMILIES
     if options.metrics != AUTO:
-        families = split_families(",".join(options.metrics))
+        families = split_families(options.metrics)
     set_up_mlflow()
     client = connect_store(experiment=options.experiment, can_be_offline=False)
     experiment_id = find_or_create_experiment(client, options.experiment)

@@ -261,6 +261,11 @@ class AccuracyMatrix:
         score: Score = ACCURACY,
         costs: Sequence[RowCost | None] = (),
     ) -> None:
+        if not isinstance(score, Score):
+            raise RecordError(
+                f"score is {safe_repr(score)}; expected a Score such as Score('rmse', "
+                "higher_is_better=False)"
+            )
         cells = _convert_cells("values", values, score)
         if cells.ndim != 2 or cells.shape[1] == 0 or cells.shape[0] > cells.shape[1]:
             raise RecordError(
@@ -274,7 +279,7 @@ class AccuracyMatrix:
             raise RecordError(
                 f"initial has shape {untrained.shape}; expected ({width},), one value per bucket"
             )
-        keys = buckets if buckets is not None else [str(j + 1) for j in range(width)]
+        keys = _convert_buckets([str(j + 1) for j in range(width)] if buckets is None else buckets)
         if len(keys) != width:
             count = format_count(len(keys), "bucket key")
             raise RecordError(f"got {count} for {format_count(width, 'column')}")
@@ -286,7 +291,7 @@ class AccuracyMatrix:
             num_instances=None
             if num_instances is None
             else _convert_num_instances(num_instances, width),
-            buckets=_convert_buckets(keys),
+            buckets=keys,
             score=score,
             costs=(*costs, *[None] * num_rows)[:num_rows],
         )
@@ -525,6 +530,7 @@ def iter_measured_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArr
 
 
 def _convert_buckets(keys: object) -> tuple[str, ...]:
+    keys = keys.tolist() if hasattr(keys, "tolist") else keys  # an array, or an index of pandas
     buckets: tuple[str, ...] = convert(keys, tuple[str, ...], "buckets")
     if not 1 <= len(buckets) <= MAX_BUCKETS:
         raise RecordError(
@@ -549,7 +555,7 @@ def _convert_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.flo
     numbers = "fractions from 0 to 1 (not percent)" if score.is_accuracy else "finite numbers"
     expected = f"expected {numbers}, NaN where nothing was measured"
     try:
-        cells = np.array(values, dtype=np.float64)
+        cells = np.ma.filled(np.ma.array(values, dtype=np.float64, copy=True), np.nan)
     except (TypeError, ValueError, OverflowError) as error:
         raise RecordError(f"{name} is not a rectangle of numbers; {expected}") from error
     least, most = (0, 1) if score.is_accuracy else (-MAX_SCORE, MAX_SCORE)
@@ -565,6 +571,7 @@ def _convert_num_instances(num_instances: ArrayLike, width: int) -> NDArray[np.i
         if (
             counts.dtype.kind in "iu"
             and counts.shape == (width,)
+            and not np.ma.is_masked(num_instances)
             and 1 <= counts.min() <= counts.max() <= MAX_COUNT
         ):
             return counts.astype(np.int64)

@@ -82,7 +82,9 @@ class RowRecord:
 
     def __post_init__(self) -> None:
         if self.seed is not None and not -(2**63) <= convert(self.seed, int, "seed") < 2**64:
-            raise RecordError(f"seed is {safe_repr(self.seed)}; expected a 64-bit integer or null")
+            raise RecordError(
+                f"seed is {safe_repr(self.seed)}; expected a whole number of at most 64 bits"
+            )
         check_text("package_version", self.package_version)
         _check_time(self.written_at)
         if taken := sorted(self.extra.keys() & _FIELDS):

@@ -369,10 +369,11 @@ def _hash_vector(array: NDArray[np.float32], row: int, source_name: str, first_r
 def _convert_vectors(values: ArrayLike, source_name: str) -> NDArray[np.float32]:
     """Convert rows to float32. Raises DataError if distinct numbers become equal."""
     vectors = np.asanyarray(values)  # a mapped file stays one
-    if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.char not in _REAL:
+    is_real = vectors.dtype.char in _REAL and not np.ma.is_masked(vectors)
+    if vectors.ndim != 2 or not vectors.shape[1] or not is_real:
         raise DataError(
             f"{source_name} has vectors of the shape {vectors.shape} and type {vectors.dtype}; "
-            "expected real numbers of shape (rows, width)"
+            "expected real numbers of shape (rows, width), none of them masked"
         )
     if vectors.shape[1] > MAX_FEATURES_WIDTH:
         raise DataError(

@@ -36,7 +36,7 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
-from clear_mlflow.store.client import log_tags, mlflow_errors
+from clear_mlflow.store.client import log_tags, mlflow_errors, switch_store
 from clear_mlflow.store.lease import Lease, LeaseLostError, check_has_lease
 from clear_mlflow.store.rows import RowConflictError, parse_rows, read_row_files, store_row
 
@@ -345,7 +345,12 @@ def store_outcome(
         # The status before the process: while a run is RUNNING, its process has to be known.
         active = mlflow.active_run()
         if outcome.status is not None and active is not None and active.info.run_id == run_id:
-            mlflow.end_run(outcome.status)
+            uri = mlflow.get_tracking_uri()
+            switch_store(client.tracking_uri)  # the program may have set another one since
+            try:
+                mlflow.end_run(outcome.status)
+            finally:
+                switch_store(uri)
         elif outcome.status is not None:
             client.set_terminated(run_id, outcome.status)
         run = client.get_run(run_id)

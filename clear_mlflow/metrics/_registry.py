@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -86,15 +86,22 @@ def get_family_metrics(families: Iterable[str]) -> tuple[Metric, ...]:
     return tuple(metric for family in families for metric in FAMILIES[family])
 
 
-def split_families(family_names: str) -> tuple[str, ...]:
+def split_families(family_names: str | Sequence[str]) -> tuple[str, ...]:
     """Parse family names separated by commas, or raise ConfigError if unknown.
 
-    Raises ConfigError if the text is empty.
+    Raises ConfigError if there is none.
 
-    >>> split_families("clear, gem,clear")
-    ('clear', 'gem')
+    >>> split_families("clear, gem,clear"), split_families(["gem"])
+    (('clear', 'gem'), ('gem',))
     """
-    families = tuple(dict.fromkeys(name.strip() for name in family_names.split(",")))
+    names = family_names.split(",") if isinstance(family_names, str) else family_names
+    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
+        raise ConfigError(
+            f"metrics is {safe_repr(family_names)}; expected names of families, for example "
+            '"clear,gem"; clear_mlflow.evaluate computes functions of your own',
+            parameter="metrics",
+        )
+    families = tuple(dict.fromkeys(name.strip() for name in names))
     if unknown := [name for name in families if name not in FAMILIES]:
         raise ConfigError(
             f"metrics is {safe_repr(family_names)}, but {_describe_unknown_family(unknown[0])}",

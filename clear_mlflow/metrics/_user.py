@@ -45,7 +45,7 @@ def load_metrics(metrics: str | Sequence[Any]) -> tuple[Metric, ...]:
     items = metrics.split(",") if isinstance(metrics, str) else metrics
     families = [item for item in items if isinstance(item, str) and ":" not in item]
     custom = load_custom_metrics([item for item in items if item not in families])
-    return (*(get_family_metrics(split_families(",".join(families))) if families else ()), *custom)
+    return (*(get_family_metrics(split_families(families)) if families else ()), *custom)
 
 
 def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:

@@ -240,7 +240,7 @@ def _build_interval(center: float, error: float, freedom: float, level: float) -
 def _convert_values(description: str, values: Sequence[float]) -> NDArray[np.float64]:
     """Convert a metric's values, one per seed, to an (n,) array."""
     try:
-        array = np.array(values, dtype=np.float64)
+        array = np.ma.filled(np.ma.array(values, dtype=np.float64), np.nan)
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.ndim != 1 or len(array) == 0 or not bool(np.isfinite(array).all()):
@@ -286,7 +286,7 @@ def holm_factors(p_values: Sequence[float], *, family: int | None = None) -> lis
     >>> [round(factor, 2) for factor in holm_factors([0.01, 0.04, 0.03])]
     [3.0, 1.5, 2.0]
     """
-    values = np.array(p_values, dtype=np.float64)
+    values = np.ma.filled(np.ma.array(p_values, dtype=np.float64), np.nan)
     if values.ndim != 1 or not bool(((values >= 0) & (values <= 1)).all()):
         raise RecordError(f"p-values are {safe_repr(p_values)}; expected numbers from 0 to 1")
     size = len(values) if family is None else family

@@ -423,6 +423,8 @@ def _to_array(values: Any) -> NDArray[Any]:
         values = detach().cpu()
         if values.is_floating_point():  # NumPy lacks bfloat16
             values = values.double()
+    if np.ma.is_masked(values):
+        raise ConfigError(f"got {safe_repr(values)}; expected an array without masked entries")
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:

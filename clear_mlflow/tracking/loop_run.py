@@ -157,13 +157,13 @@ def track(
         class_names=() if class_names is None else tuple(map(str, class_names)),
         source="own loop",
     )
+    checked_seed = None if seed is None else parse_int("seed", seed)
     # A row as this loop may log: what cannot be stored raises an error before any training.
-    build_value_row(description, 0, (0.0,) * len(keys))
+    RowRecord.build(build_value_row(description, 0, (0.0,) * len(keys)), description, checked_seed)
     if test_labels is not None:
         description = add_true_labels(description, test_labels, test_ids)
     elif test_ids is not None:
         raise ConfigError("test_ids were passed without test_labels; pass the true labels, too")
-    checked_seed = None if seed is None else parse_int("seed", seed)
     grouping = {
         "strategy": strategy,
         "model": model,
@@ -188,7 +188,7 @@ def track(
         grouping=grouping_texts,
         params=further["params"],
         tags=further["tags"],
-        families=split_families(metrics if isinstance(metrics, str) else ",".join(metrics)),
+        families=split_families(metrics),
         run_name=run_name,
     )
     set_offline(offline)
@@ -294,7 +294,8 @@ class LoopRun(DisplayedRun):
         the store, unless the block raised an error.
         """
         recorder = self._recorder
-        if recorder is None or os.getpid() != self._process_id:  # a forked child closes nothing
+        # A forked child closes nothing, and a notebook's cell may run twice.
+        if recorder is None or self._is_over or os.getpid() != self._process_id:
             return
         with StoppingSignals() as signals:  # Ctrl-C is raised after the run is closed
             signals.hand_to(recorder.uploader.hurry)

@@ -150,6 +150,20 @@ def test_an_unknown_class_is_rejected(outputs, message):
         build_prediction_row(loop, 1, outputs)
 
 
+def test_masked_entries_are_rejected():
+    """NumPy would use what is below the mask."""
+    loop = describe_loop(buckets=3, test_labels=LABELS)
+    masked = [
+        np.ma.array([1] * len(labels), mask=[1] + [0] * (len(labels) - 1)) for labels in LABELS
+    ]
+    with pytest.raises(ConfigError, match="expected an array without masked entries"):
+        build_prediction_row(loop, 1, masked)
+    with pytest.raises(ConfigError, match="expected an array without masked entries"):
+        describe_loop(buckets=3, test_labels=masked)
+    with pytest.raises(ConfigError, match="correct is None; expected a whole number"):
+        build_count_row(describe_loop(**LOOP), 1, np.ma.array([1, 2, 3, 4], mask=[1, 0, 0, 0]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -166,6 +180,10 @@ def test_an_unknown_class_is_rejected(outputs, message):
         ({"buckets": 2, "num_instances": 0}, "expected 1 to 2"),
         ({"buckets": 2, "protocol": "offline"}, "protocol is 'offline'"),
         ({"buckets": 2, "seed": "7"}, "seed is '7'; expected a whole number"),
+        ({"buckets": 2, "seed": 2**64}, "expected a whole number of at most 64 bits"),
+        ({"buckets": 2, "metrics": None}, "metrics is None; expected names of families"),
+        ({"buckets": 2, "metrics": []}, r"metrics is \[\]; expected names of families"),
+        ({"buckets": 2, "metrics": [max]}, "clear_mlflow.evaluate computes functions"),
         ({"buckets": 2, "dataset": ""}, "the dataset's name is ''"),
         ({"buckets": 2, "tags": {"mlflow.user": "root"}}, "'mlflow.user'"),
         ({"buckets": 2, "seed": 3, "tags": {"seed": "9"}}, "tags have seed='9', but seed is '3'"),

@@ -393,8 +393,26 @@ def test_a_row_outside_of_the_block_is_rejected(store):
         run.log_counts(0, FOUR_BUCKETS[0])
     with run:
         log_all(run)
+    run.__exit__(None, None, None)  # as in a notebook's cell that is run twice
+    assert store.get_run(run.run_id).info.status == "FINISHED"
     with pytest.raises(TrackingError, match="log rows inside of"):
         run.log_counts(0, FOUR_BUCKETS[0])
+
+
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_the_program_may_switch_mlflows_store(store, tmp_path, monkeypatch, is_variable):
+    """Before the end of the block, for example to load a model."""
+    other = f"sqlite:///{tmp_path}/other.db"
+    with clear_mlflow.track(**LOOP) as run:
+        log_all(run)
+        if is_variable:
+            mlflow.set_tracking_uri(None)
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
+        else:
+            mlflow.set_tracking_uri(other)
+    assert mlflow.get_tracking_uri() == other
+    assert mlflow.active_run() is None
+    assert store.get_run(run.run_id).info.status == "FINISHED"
 
 
 def test_a_second_loop_in_the_same_run_is_rejected(store):

@@ -72,7 +72,10 @@ def test_vectors_are_all_that_numpy_takes_as_numbers(tmp_path, values):
     assert build(tmp_path, vectors=values).images.contents == build(tmp_path).images.contents
 
 
-@pytest.mark.parametrize("values", [VECTORS[:, 0], VECTORS * 1j, VECTORS.astype(str), 3])
+MASKED = np.ma.array(VECTORS, mask=VECTORS == VECTORS[0, 0])
+
+
+@pytest.mark.parametrize("values", [VECTORS[:, 0], VECTORS * 1j, VECTORS.astype(str), 3, MASKED])
 def test_vectors_that_are_no_real_numbers_are_an_error(tmp_path, values):
     with pytest.raises(DataError, match="expected real numbers of shape"):
         build(tmp_path, vectors=values)

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,11 +104,30 @@ def test_arrays_are_copies_and_read_only():
         *({"values": [[0.5, 0.5], [0.5]]}, {"values": [[0.5, 0.5]], "buckets": ["a", "a"]}),
         *({"initial": [0.5, 0.5]}, {"initial": [math.inf]}),
         *({"num_instances": counts} for counts in ([0], [1.5], [1, 2], [2**60])),
-        *({"buckets": ["a", "b"]}, {"buckets": []}),
+        *({"buckets": ["a", "b"]}, {"buckets": []}, {"buckets": (key for key in "a")}),
+        *({"score": "rmse"}, {"num_instances": np.ma.array([5], mask=[1])}),
     ],
 )
 def test_impossible_matrices_are_rejected_in_one_line(arguments):
     check_error(RecordError, "", AccuracyMatrix, **{"values": [[0.5]], **arguments})
+
+
+def test_a_masked_cell_was_not_measured():
+    masked = np.ma.array([[0.8, 0.6], [0.7, 0.9]], mask=[[0, 1], [0, 0]])
+    expected = AccuracyMatrix([[0.8, NAN], [0.7, 0.9]], initial=[NAN, 0.1])
+    initial = np.ma.array([0.5, 0.1], mask=[1, 0])
+    for values in (masked, list(masked), np.ma.array(masked, np.float32).round(6)):
+        np.testing.assert_allclose(AccuracyMatrix(values).values, expected.values, rtol=1e-6)
+    assert AccuracyMatrix(masked, initial=initial).equals(expected)
+    assert "row 1, column 2" in scores(masked)["clear/next_domain_accuracy"].reason
+
+
+@pytest.mark.parametrize(
+    "keys", [np.array(["a", "b"]), pd.Index(["a", "b"]), pd.Series(["a", "b"])]
+)
+def test_bucket_keys_may_be_an_array(keys):
+    assert AccuracyMatrix([[0.5, 0.5]], buckets=keys).buckets == ("a", "b")
+    assert AccuracyRow.from_values(1, keys, [0.5, 0.5]).buckets == ("a", "b")
 
 
 def test_rows_in_any_order_become_the_matrix():

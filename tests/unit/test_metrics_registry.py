@@ -136,6 +136,12 @@ def test_unknown_families_are_a_one_line_error_with_the_list(text):
     check_error(ConfigError, "expected some of clear, renate, ", split_families, text)
 
 
+@pytest.mark.parametrize("chosen", [None, 5, max, [max], ["clear", None]])
+def test_metrics_that_are_no_names_are_rejected(chosen):
+    message = "clear_mlflow.evaluate computes functions of your own"
+    check_error(ConfigError, message, scores, FULL, metrics=chosen)
+
+
 def test_the_reference_names_the_source_of_every_family(project):
     """docs/metrics.md has a row for each family. The other tables are generated."""
     page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -214,6 +214,7 @@ def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
 
 
 def test_invalid_input_is_a_one_line_error() -> None:
+    masked = np.ma.array([0.5, 0.1], mask=[0, 1])
     test = TTest(0.1, 0.1, 4, 5, 5, paired=True)
     for call, error, message in (
         (lambda: test.equivalence_p(0), ConfigError, "margin is 0; expected a number above 0"),
@@ -222,6 +223,8 @@ def test_invalid_input_is_a_one_line_error() -> None:
         (lambda: welch_t([0.5], [math.nan]), RecordError, "values of B are .*finite number per"),
         (lambda: seed_summary([0.5], level=1.5), ConfigError, "level is 1.5"),
         (lambda: seed_summary([]), RecordError, "expected a finite number"),
+        (lambda: seed_summary(masked), RecordError, "expected a finite number"),  # type: ignore
+        (lambda: holm(masked), RecordError, "expected numbers from 0 to 1"),  # type: ignore
         (lambda: seed_summary(["x"]), RecordError, "expected a finite number"),  # type: ignore
         (lambda: seed_summary([[0.5]]), RecordError, "expected a finite number"),  # type: ignore
         (lambda: holm([0.5, math.nan]), RecordError, "expected numbers from 0 to 1"),
