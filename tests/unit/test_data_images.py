@@ -72,7 +72,7 @@ def test_vectors_are_all_that_numpy_takes_as_numbers(tmp_path, values):
     assert build(tmp_path, vectors=values).images.contents == build(tmp_path).images.contents
 
 
-MASKED = np.ma.array(VECTORS, mask=VECTORS == VECTORS[0, 0])
+MASKED = np.ma.array(VECTORS, mask=VECTORS[0, 0] == VECTORS)
 
 
 @pytest.mark.parametrize("values", [VECTORS[:, 0], VECTORS * 1j, VECTORS.astype(str), 3, MASKED])
