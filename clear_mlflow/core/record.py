@@ -83,7 +83,7 @@ class RowRecord:
     def __post_init__(self) -> None:
         if self.seed is not None and not -(2**63) <= convert(self.seed, int, "seed") < 2**64:
             raise RecordError(
-                f"seed is {safe_repr(self.seed)}; expected a whole number of at most 64 bits"
+                f"seed is {safe_repr(self.seed)}; expected an integer of at most 64 bits"
             )
         check_text("package_version", self.package_version)
         _check_time(self.written_at)

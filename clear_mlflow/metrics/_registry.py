@@ -98,7 +98,7 @@ def split_families(family_names: str | Sequence[str]) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
         raise ConfigError(
             f"metrics is {safe_repr(family_names)}; expected names of families, for example "
-            '"clear,gem"; clear_mlflow.evaluate computes functions of your own',
+            '"clear,gem"; clear_mlflow.evaluate computes custom functions',
             parameter="metrics",
         )
     families = tuple(dict.fromkeys(name.strip() for name in names))

@@ -138,7 +138,7 @@ def test_unknown_families_are_a_one_line_error_with_the_list(text):
 
 @pytest.mark.parametrize("chosen", [None, 5, max, [max], ["clear", None]])
 def test_metrics_that_are_no_names_are_rejected(chosen):
-    message = "clear_mlflow.evaluate computes functions of your own"
+    message = "clear_mlflow.evaluate computes custom functions"
     check_error(ConfigError, message, scores, FULL, metrics=chosen)
 
 
