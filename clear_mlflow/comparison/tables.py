@@ -43,15 +43,10 @@ def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison for JSON, without metrics that no seed defines."""
     groups = []
     for index, group in enumerate(comparison.groups):
-        metrics = {}
-        for name, summary in group.metrics.items():
-            metrics[name] = {
-                "mean": summary.mean,
-                "std": summary.std,
-                "interval": summary.interval,
-                "n": summary.n,
-                "higher_is_better": comparison.is_higher_better(name),
-            }
+        metrics = {
+            name: {**asdict(summary), "higher_is_better": comparison.is_higher_better(name)}
+            for name, summary in group.metrics.items()
+        }
         groups.append(
             {
                 "name": group.name,

@@ -10,12 +10,12 @@ from typing import Any
 
 from clear_mlflow.comparison.groups import LEVEL
 from clear_mlflow.comparison.page.charts import (
+    MAX_DOTS,
     build_cost_plots,
     build_curve_parts,
     build_matrix_scales,
     build_metric_plots,
     describe_conditions,
-    describe_metric_plots,
     format_interval,
     name_group,
     shorten,
@@ -75,7 +75,7 @@ def render_comparison_page(
         tests_note=describe_assumptions(comparison.pairs)
         or describe_reason_without_tests(comparison),
         plots=list(build_metric_plots(comparison)),
-        plots_note=describe_metric_plots(comparison),
+        max_dots=MAX_DOTS,
         cost_plots=list(build_cost_plots(comparison)),
         curves=list(build_curve_parts(comparison)),
         published_note=NOTE,
@@ -121,19 +121,13 @@ def _build_matrices(comparison: Comparison) -> dict[str, Any]:
     num_cells = accumulate(group.grid.size for group in comparison.groups)
     num_maps = max(1, sum(total <= _MAX_CELLS for total in num_cells))
     maps = [
-        {
-            "title": name_group(comparison, group),
-            "detail": f"mean of {format_count(len(group.members), 'run')}"
-            if len(group.members) > 1
-            else "one run",
-            **build_matrix_map(
-                group.grid,
-                keys[group.conditions_index],
-                seeds=group.seeds_per_cell,
-                num_members=len(group.members),
-                scale=scales[group.conditions_index],
-            ),
-        }
+        build_matrix_map(
+            group.grid,
+            keys[group.conditions_index],
+            seeds=group.seeds_per_cell,
+            num_members=len(group.members),
+            scale=scales[group.conditions_index],
+        )
         for group in comparison.groups[:num_maps]
     ]
     if len(maps) < len(comparison.groups):

@@ -29,7 +29,7 @@ from clear_mlflow.report.page.line_charts import (
 from clear_mlflow.statistics import Interval, seed_summary
 
 # The most groups whose names fit next to their dots, and whose curves a reader can distinguish.
-_MAX_DOTS, _MAX_CURVES = 24, 8
+MAX_DOTS, _MAX_CURVES = 24, 8
 _NAME_HEIGHT = 13  # pixels
 _MAX_NAME = 80  # characters
 
@@ -37,27 +37,13 @@ _MAX_NAME = 80  # characters
 _History = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-def describe_metric_plots(comparison: Comparison) -> str:
-    """Explain the dots and lines of :func:`build_metric_plots`."""
-    level = f"{100 * LEVEL:g} %"
-    text = f"Dot: mean over seeds. Line: {level} interval of the mean."
-    if comparison.image_intervals:
-        text += (
-            f" Dotted line, for groups with a single result: {level} interval over test images. "
-            "It describes this trained model only; other seeds may be outside of it."
-        )
-    if len(comparison.groups) > _MAX_DOTS:
-        text += f" The first {_MAX_DOTS} groups of the leaderboard are shown."
-    return text
-
-
 def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield what the template ``dots`` draws for each metric.
 
-    Costs, and groups after the first _MAX_DOTS, are left out.
+    Costs, and groups after the first MAX_DOTS, are left out.
     """
-    score, groups = comparison.score, list(enumerate(comparison.groups))[:_MAX_DOTS]
-    max_name = max(map(len, comparison.short_names[:_MAX_DOTS]))
+    score, groups = comparison.score, list(enumerate(comparison.groups))[:MAX_DOTS]
+    max_name = max(map(len, comparison.short_names[:MAX_DOTS]))
     width, left, right, line_height = 420, 24 + 6 * max_name, 404, 22
     for metric in comparison.metrics:
         if is_cost(metric):
@@ -97,7 +83,7 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield what the template ``costs`` draws: metric against training FLOPs.
 
     There is a plot for each of the test conditions whose groups differ in cost by over 1 %. Groups
-    with 0 FLOPs, and those after the first _MAX_DOTS, are left out. The x-axis is logarithmic if
+    with 0 FLOPs, and those after the first MAX_DOTS, are left out. The x-axis is logarithmic if
     the largest cost is more than ten times the smallest.
     """
     metric, score = comparison.ranked_by or "", comparison.score
@@ -114,7 +100,7 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         ]
         # A logarithmic axis cannot show 0.
         free = [comparison.short_names[position] for position, *_, cost in rows if cost <= 0]
-        rows = [row for row in rows if row[3] > 0][:_MAX_DOTS]
+        rows = [row for row in rows if row[3] > 0][:MAX_DOTS]
         costs = [cost for *_, cost in rows]
         # With equal costs, all dots would be above each other.
         if not costs or is_equal_cost(min(costs), max(costs)):
