@@ -111,8 +111,8 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
         f"{__version__}.",
         map=build_matrix_map(grid, keys, scale=scale),
         score=score,
-        ends=scale.ends,
-        matrix_note=_describe_matrix(record, scale.note),
+        scale=scale,
+        max_shown=MAX_SHOWN,
         without_predictions=report.without_predictions if predictions is None else "",
         predictions_note=predictions_note,
         families={
@@ -125,11 +125,10 @@ def render_run_page(report: RunReport, *, extension: str | None = None, **conten
         within_bucket=within_bucket,
         dataset=_describe_dataset(report),
         classes=None if report.predictions is None else build_class_map(report.predictions.images),
-        instances="Images" if score.is_accuracy else "Instances",
-        buckets=[
-            (keys[j], report.num_train.get(keys[j]), None if counts is None else int(counts[j]))
-            for j in columns
-        ],
+        instances=_name_instances(record),
+        keys=keys,
+        counts=counts,
+        columns=columns,
         data={
             "rows": rows,
             "columns": columns,
@@ -204,20 +203,6 @@ def _list_warnings(report: RunReport) -> list[str]:
             "buckets that were already trained on are not shown."
         )
     return warnings
-
-
-def _describe_matrix(record: Record, colour_note: str) -> str:
-    matrix = record.matrix
-    sentences = [
-        f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label} on "
-        f"{_name_instances(record)}. The diagonal is outlined."
-    ]
-    if matrix.num_buckets >= MAX_SHOWN:
-        sentences.append(
-            f"{MAX_SHOWN} rows and columns of {matrix.num_buckets} buckets are shown, evenly "
-            "spaced; all are in the artifact accuracy_matrix/matrix.csv."
-        )
-    return " ".join([*sentences, colour_note]).rstrip()
 
 
 def _pack_predictions(predictions: Predictions | None) -> tuple[dict[str, Any] | None, str]:
