@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.borders import regroup_buckets
@@ -98,9 +96,8 @@ def _load_embedded(
             f"{stream.dataset.digest}, expected {expected}; delete that folder and run again"
         )
     if (protocol, split) != (IID, AUTO):
-        # The digest is right; split the training images, which are hashed already, in another way.
-        train = stream.images.take(np.flatnonzero(~stream.images.is_test))
-        hashed = replace(index, images=train)
+        # The digest is right; split the images, which are hashed already, in another way.
+        hashed = replace(index, images=stream.images)
         stream = build_stream(hashed, name=dataset, protocol=protocol, split=split)
     return stream.with_metadata(source="embedded", licence=LICENCE)
 

@@ -127,17 +127,15 @@ def regroup_buckets(index: ImageIndex, borders: str) -> ImageIndex:
         )
     keys, indices, dates = divide_times(
         dated,
-        np.bincount(index.images.buckets, minlength=len(index.buckets)),
+        np.bincount(index.images.training_images.buckets, minlength=len(index.buckets)),
         borders,
         source_name=index.source or path_text(index.root),
         describe=lambda i: f"{index.layout} has bucket {index.buckets[i]}",
     )
-    read_test = index.read_test
     return replace(
         index,
         buckets=tuple(keys),
         images=_regroup(index.images, indices),
-        read_test=read_test and (lambda: _regroup(read_test(), indices)),
         read_split=None,
         times=find_first_days(keys) if dates is None else dates,
     )

@@ -135,15 +135,13 @@ def check_dataset(
         )
 
     index = read_index(borders[0] if borders else NONE)
-    root, images = index.root, index.images
+    root = index.root
+    splits = [TRAIN, TEST] if index.has_test_set else ["all"]
     problems: list[Problem] = []
-    splits = ["all"] if index.read_test is None else [TRAIN]
-    if index.read_test is not None:
-        try:
-            images, splits = images.join(index.read_test()), [TRAIN, TEST]
-        except DataError as error:
-            problems.append(_describe_error(error, root))
-    images, errors, brightness = _decode_images(images, root, on_progress)
+    if index.test_error is not None:
+        splits = [TRAIN]
+        problems.append(_describe_error(index.test_error, root))
+    images, errors, brightness = _decode_images(index.images, root, on_progress)
     is_readable = np.array([row not in errors for row in range(len(images))])
     missing = {row for row in errors if not os.path.lexists(images.files[row])}
     problems += [
@@ -157,14 +155,8 @@ def check_dataset(
     counts = dict(zip(groups, numbers, strict=True))
     digest: str | None = None
     load_error: Problem | None = None
-    tests = images.take(np.flatnonzero(images.is_test))
-    hashed = replace(
-        index,
-        images=images.take(np.flatnonzero(~images.is_test)),
-        read_test=(lambda: tests) if TEST in splits else index.read_test,
-    )
     try:
-        stream = build_stream(hashed, name=dataset)
+        stream = build_stream(replace(index, images=images), name=dataset)
     except DataError as error:
         load_error = _describe_error(error, root)
     else:

@@ -109,9 +109,10 @@ def measure_total_variation(
 
 def _count_labels(index: ImageIndex) -> NDArray[np.int64]:
     """Return (T, C), the images of each bucket and class, in training and test sets."""
-    images = index.images if index.read_test is None else index.images.join(index.read_test())
+    if index.test_error is not None:
+        raise index.test_error
     shape = len(index.buckets), len(index.class_names)
-    codes = np.ravel_multi_index((images.buckets, images.labels), shape)
+    codes = np.ravel_multi_index((index.images.buckets, index.images.labels), shape)
     return np.bincount(codes, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int64)
 
 

@@ -94,6 +94,16 @@ class ImageTable:
             return self.contents
         return tuple(Path(file).stem for file in self.files)
 
+    @property
+    def training_images(self) -> ImageTable:
+        """The images that are not test images."""
+        return self.take(np.flatnonzero(~self.is_test))
+
+    @property
+    def test_images(self) -> ImageTable:
+        """The test images."""
+        return self.take(np.flatnonzero(self.is_test))
+
     @cached_property
     def time_order(self) -> NDArray[np.int64]:
         """The rows in the order of time.
@@ -165,9 +175,10 @@ class ImageIndex:
         root: the folder that contains all images, resolved.
         class_names: the index is the label.
         buckets: keys of the buckets, in stream order.
-        images: the training images of each bucket, in the order of class and file name.
-        read_test: reads the released test images of these buckets, or None if the dataset was
-            released without a test set.
+        images: the training images of each bucket, in the order of class and file name, and then
+            the released test images likewise.
+        test_error: why the released test images cannot be used, or None if they can, or if there
+            are none. Raised only if they are used.
         read_split: reads the test images of a stored split by its number, (N,), bool, or returns
             None if that split is not stored. None if the layout stores no splits.
         warnings: one line each.
@@ -186,7 +197,7 @@ class ImageIndex:
     class_names: tuple[str, ...]
     buckets: tuple[str, ...]
     images: ImageTable
-    read_test: Callable[[], ImageTable] | None = None
+    test_error: DataError | None = None
     read_split: Callable[[int], NDArray[np.bool_] | None] | None = None
     warnings: tuple[str, ...] = ()
     source: str = ""
@@ -194,6 +205,11 @@ class ImageIndex:
     standardise: str = NONE
     may_repeat: bool = False
     needs_all_classes: bool = False
+
+    @property
+    def has_test_set(self) -> bool:
+        """True if test images were released, even if they cannot be used."""
+        return self.test_error is not None or bool(self.images.is_test.any())
 
     def __post_init__(self) -> None:
         if self.standardise not in STANDARDISE:
@@ -301,17 +317,20 @@ def build_index(
         vectors = Vectors(array, np.array(paths, dtype=np.int64))
         return replace(table, files=files, contents=contents, vectors=vectors)
 
-    def read_test() -> ImageTable:
-        check_test_buckets(keys, test_keys, source_name)
-        return build_table(test, is_test=True)
-
+    images, test_error = build_table(train, is_test=False), None
+    if test:
+        try:
+            check_test_buckets(keys, test_keys, source_name)
+            images = images.join(build_table(test, is_test=True))
+        except DataError as error:
+            test_error = error
     return ImageIndex(
         layout=layout,
         root=real_root,
         class_names=names,
         buckets=keys,
-        images=build_table(train, is_test=False),
-        read_test=read_test if test else None,
+        images=images,
+        test_error=test_error,
         times=find_first_days(keys) if times is None else _parse_dates(keys, times, source_name),
         warnings=(
             (f"test sets without a training set were left out: bucket {test_only}",)

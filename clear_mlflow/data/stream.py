@@ -117,12 +117,13 @@ def build_stream(
     of the images of the smaller one, or lack a class that the index requires.
     """
     if get_divided_split(split).startswith(f"{STREAM}:"):  # contents decide
-        index = replace(index, images=_hash_images(index, index.images, hash_folder, on_image))
+        training_images = _hash_images(index, index.images.training_images, hash_folder, on_image)
+        index = replace(index, images=training_images)
     images, split, warnings = apply_split(index, protocol=protocol, split=split)
     if index.needs_all_classes:
-        _check_all_classes(index.images, index)
+        _check_all_classes(index.images.training_images, index)
         if split == "released":
-            _check_all_classes(images.take(np.flatnonzero(images.is_test)), index)
+            _check_all_classes(images.test_images, index)
     dataset = DatasetDescription(
         name=name,
         protocol=protocol,
@@ -147,35 +148,39 @@ def apply_split(
 
     The name is released, N, none or a validation split's.
 
-    Reads the lists of released test images or of stored splits if they are used. Raises DataError
-    if a bucket has too few images to hold some out.
+    Reads the lists of stored splits if they are used. Raises DataError if the released test images
+    are used and invalid, or if a bucket has too few images to hold some out.
     """
     check_split(protocol, split)
-    images: ImageTable = index.images
+    images = index.images.training_images
     warnings: tuple[str, ...] = ()
     if protocol == STREAMING:
         return images, "none", warnings
     name, validates = get_divided_split(split), get_measured_split(split) == VALIDATION
     if name.startswith(f"{STREAM}:"):
-        images = _hold_out_by_content(index, int(name.partition(":")[2]))
-    elif name != AUTO or index.read_test is None:
+        images = _hold_out_by_content(images, index, int(name.partition(":")[2]))
+    elif name != AUTO or not index.has_test_set:
         number = 0 if name == AUTO else int(name)
         name = str(number)
-        images, warnings = _hold_out_test(index, number)
+        images, warnings = _hold_out_test(images, index, number)
     elif validates:
         name = ""
+    elif index.test_error is not None:
+        raise index.test_error
     else:
-        name, images = "released", images.join(index.read_test())
+        name, images = "released", index.images
     if validates:
-        images = images.take(np.flatnonzero(~images.is_test))
+        images = images.training_images
         is_test, advice = draw_validation_split(images), "pass split=auto, or more images"
         images = _hold_out(images, index, is_test, "would be held out for validation", advice)
         name = ":".join(filter(None, (VALIDATION, name)))
     return images, name, warnings
 
 
-def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[str, ...]]:
-    images, is_test = index.images, index.read_split and index.read_split(number)
+def _hold_out_test(
+    images: ImageTable, index: ImageIndex, number: int
+) -> tuple[ImageTable, tuple[str, ...]]:
+    is_test = index.read_split and index.read_split(number)
     warnings: tuple[str, ...] = ()
     if is_test is None:
         is_test = np.zeros(len(images), dtype=np.bool_)
@@ -196,8 +201,7 @@ def _hold_out_test(index: ImageIndex, number: int) -> tuple[ImageTable, tuple[st
     return replace(images, is_test=is_test), warnings
 
 
-def _hold_out_by_content(index: ImageIndex, seed: int) -> ImageTable:
-    images = index.images
+def _hold_out_by_content(images: ImageTable, index: ImageIndex, seed: int) -> ImageTable:
     is_test = np.array([_is_drawn(content, seed) for content in images.contents], dtype=np.bool_)
     purpose = f"are in the test set of split={STREAM}:{seed}"
     return _hold_out(images, index, is_test, purpose, "pass wider borders, or another seed")

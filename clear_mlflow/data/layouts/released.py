@@ -38,10 +38,9 @@ def matches(root: Path) -> bool:
 
 
 def read_index(root: Path) -> ImageIndex:
-    """Read the released layout's training images, and prepare its test images.
+    """Read the released layout's training images, and its test images if they are valid.
 
-    Raises DataError at the first problem. Problems of the test images are raised by ``read_test``
-    of the index.
+    Raises DataError at the first problem of the training images.
     """
     real_root = files.resolve_root(root)
     train = next(
@@ -53,8 +52,11 @@ def read_index(root: Path) -> ImageIndex:
             "training archive there too"
         )
     class_names = files.read_class_names(train / files.CLASS_LIST, root=real_root)
-    index = _read_images(train, class_names, root=real_root)
-    return replace(index, read_test=lambda: _read_test(index, train), needs_all_classes=True)
+    index = replace(_read_images(train, class_names, root=real_root), needs_all_classes=True)
+    try:
+        return replace(index, images=index.images.join(_read_test(index, train)))
+    except DataError as error:  # the images of the training archive are enough for split=0
+        return replace(index, test_error=error)
 
 
 def _read_test(index: ImageIndex, train: Path) -> ImageTable:
