@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from calendar import monthrange
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -155,25 +152,14 @@ def _shift_periods(
 ) -> BucketOfTimes:
     """Move inner borders by a fraction of the bucket they enter."""
     months = _MONTHS[unit]
-    numbers = [12 * time.start.year + time.start.month - 1 for time in times]
-    periods = np.unique([number // months for number in numbers])
-
-    def get_start(period: int) -> datetime:
-        year, month = divmod(period * months, 12)
-        return datetime(year, month + 1, 1)
-
-    def get_width(period: int) -> timedelta:  # datetime ends with the year 9999
-        year, month = divmod(period * months, 12)
-        return timedelta(sum(monthrange(year, month + i)[1] for i in range(1, months + 1)))
-
-    borders = []
-    for before, after in pairwise(periods.tolist()):
-        entered = after if fraction >= 0 else before
-        start = get_start(after) if fraction >= 0 else get_start(before + 1)
-        borders.append(start + fraction * get_width(entered))
     starts = np.array([time.start for time in times], "datetime64[us]")
-    indices = np.searchsorted(np.array(borders, "datetime64[us]"), starts, side="right")
-    keys = [f"{start:%Y-%m-%d}" for start in (get_start(int(periods[0])), *borders)]
+    periods = np.unique(starts.astype("datetime64[M]").astype(np.int64) // months)  # since 1970
+    first_days = (periods * months).astype("datetime64[M]").astype("datetime64[us]")
+    ends = ((periods + 1) * months).astype("datetime64[M]").astype("datetime64[us]")
+    distances = np.rint(fraction * (ends - first_days).astype(np.int64)).astype("timedelta64[us]")
+    inner = (first_days + distances)[1:] if fraction >= 0 else (ends + distances)[:-1]
+    indices = np.searchsorted(inner, starts, side="right")
+    keys = np.array([first_days[0], *inner], "datetime64[D]").astype(str).tolist()
     if len(set(keys)) < len(keys):
         raise DataError(
             f"{source_name} has a first bucket of less than a day, because borders is "
