@@ -8,10 +8,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from clear_mlflow.learning.device import copy_to_device, is_other_device
 from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.option_fields import OPTIMISATION
-from clear_mlflow.learning.samples import Samples
+from clear_mlflow.learning.samples import iter_batches
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer
 
@@ -51,13 +50,21 @@ class ClosedFormStrategy(Strategy):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Count the bucket's costs, and yield its features and labels.
 
-        Adds the FLOPs and images of the complete bucket to ``trainer.costs`` first.
+        Adds the FLOPs and images of the complete bucket to ``trainer.costs`` first. Yields up to
+        1024 features, (n, width), float64, at a time.
         """
         count, (classes, width) = self.stream.train_counts[bucket_index], self._means.shape
         trainer.costs.flops += self.count_bucket_flops(images=count, width=width, classes=classes)
         trainer.costs.images_in_steps += count
         trainer.costs.images += count
-        yield from iter_blocks(self.load_training_set(bucket_index), self.stream.device)
+        for batch in iter_batches(
+            self.load_training_set(bucket_index),
+            torch.arange(count),
+            [(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS)],
+            device=self.stream.device,
+            generator=torch.Generator(),  # vectors are not cropped
+        ):
+            yield batch.inputs.double(), batch.labels
 
     def add_to_means(self, features: Tensor, labels: Tensor) -> None:
         """Update the means with features, (N, width), float64, by label."""
@@ -67,17 +74,6 @@ class ClosedFormStrategy(Strategy):
         differences.index_add_(0, labels, features - self._means[labels])
         self._counts += new
         self._means += differences / self._counts.clamp(min=1)[:, None]
-
-
-def iter_blocks(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield up to 1024 features, (n, width), float64, and labels."""
-    features = cast("Tensor", samples.images)
-    for start in range(0, len(samples), _ROWS):
-        rows = slice(start, start + _ROWS)
-        parts = features[rows], samples.labels[rows]
-        if is_other_device(features.device, device):
-            parts = copy_to_device(parts[0], device), copy_to_device(parts[1], device)
-        yield parts[0].double(), parts[1]
 
 
 def count_labels(labels: Tensor, num_classes: int) -> Tensor:
