@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load, save
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.score import RowCost
 from clear_mlflow.core.untrusted import convert
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.training.trainer import Trainer
@@ -112,14 +112,7 @@ def serialize_state(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | N
     tensors = dict(snapshot.tensors)
     if predictions is not None:
         tensors[_PREDICTIONS] = torch.frombuffer(bytearray(predictions), dtype=torch.uint8)
-    description = {
-        "row": row.row,
-        "buckets": row.buckets,
-        "correct": row.correct,
-        "num_instances": row.num_instances,
-        "cost": None if row.cost is None else row.cost.to_dict(),
-        **snapshot.description,
-    }
+    description = {**msgspec.to_builtins(row), **snapshot.description}
     return save(tensors, metadata={_DESCRIPTION: json.dumps(description)})
 
 
@@ -130,13 +123,8 @@ def parse_state(content: bytes) -> SavedTraining:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         description = json.loads(header["__metadata__"][_DESCRIPTION])
         stored_predictions = tensors.pop(_PREDICTIONS, None)
-        row = AccuracyRow(
-            row=description.pop("row"),
-            buckets=tuple(description.pop("buckets")),
-            correct=tuple(description.pop("correct")),
-            num_instances=tuple(description.pop("num_instances")),
-            cost=convert(description.pop("cost"), RowCost | None),
-        )
+        row: AccuracyRow = convert(description, AccuracyRow)
+        description = {k: v for k, v in description.items() if k not in row.__struct_fields__}
         predictions = None if stored_predictions is None else stored_predictions.numpy().tobytes()
         return SavedTraining(row, predictions, Snapshot(tensors, description))
 
