@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError, require_package
@@ -138,18 +137,9 @@ def _standard_preset() -> Any:
 def build_torchvision_transform(preset: Any) -> LibraryTransform:
     """Wrap the transform that torchvision publishes for weights, including its resampling."""
     text = " ".join(repr(preset).split())
-    return LibraryTransform(_convert_output_to_array(preset), side=preset.resize_size[0], text=text)
-
-
-def _convert_output_to_array(
-    transform: Callable[[Image.Image], Tensor],
-) -> Callable[[Image.Image], Any]:
-
-    def transform_to_array(image: Image.Image) -> NDArray[np.float32]:
-        array: NDArray[np.float32] = transform(image).numpy()
-        return array
-
-    return transform_to_array
+    return LibraryTransform(
+        lambda image: preset(image).numpy(), side=preset.resize_size[0], text=text
+    )
 
 
 def _load_timm(name: str, weights: str) -> Backbone:
@@ -232,7 +222,7 @@ def _build_timm_transform(config: Any) -> LibraryTransform:
     height, width = data_config["input_size"][1:]
     mean, std = (" ".join(f"{x:g}" for x in data_config[name]) for name in ("mean", "std"))
     return LibraryTransform(
-        _convert_output_to_array(transform),
+        lambda image: transform(image).numpy(),
         side=math.ceil(max(height, width) / data_config["crop_pct"]),
         text=(
             f"timm: {height} x {width}, crop {data_config['crop_pct']:g} "
@@ -276,29 +266,17 @@ def extract_features(
     )
     check_extraction_name(stream, extraction, cache_dir=cache_dir)
     folder = extraction.folder(stream, cache_dir=cache_dir)
-    sets = stream.image_sets
-    total = sum(map(len, sets))
-    arrays = [
-        extraction.read(get_array_path(folder, number), images)
-        for number, images in enumerate(sets)
-    ]
-    if all(array is not None for array in arrays):
-        on_image(total, total)
-        return folder
-    with translate_oom(_OOM_ADVICE):
-        model = backbone.model.to(device).to(memory_format=torch.channels_last)
-    for number, (images, on_ready) in enumerate(iter_with_progress(sets, on_image)):
-        array = arrays[number]
-        if array is None:
+    sets = iter_with_progress(stream.image_sets, on_image)
+    for number, (images, on_ready) in enumerate(sets):
+        path = get_array_path(folder, number)
+        if extraction.read(path, images) is None:
             with translate_oom(_OOM_ADVICE):
+                model = backbone.model.to(device).to(memory_format=torch.channels_last)
+                geometry = backbone.geometry
                 array = compute_features(
-                    model,
-                    images,
-                    geometry=backbone.geometry,
-                    device=device,
-                    on_image=on_ready,
+                    model, images, geometry=geometry, device=device, on_image=on_ready
                 )
-            extraction.write(get_array_path(folder, number), images, array)
+            extraction.write(path, images, array)
         on_ready(len(images))
     return folder
 
