@@ -230,8 +230,9 @@ def features(
     except ValueError as error:
         raise ConfigError(f"name is {safe_repr(name)}; {error}", parameter="name") from None
     from clear_mlflow.data.stream import check_split
+    from clear_mlflow.learning.parameters.config import parse_parameter
 
-    check_split(protocol, split)
+    check_split(parse_parameter("protocol", protocol), parse_parameter("split", split))
 
     with require_package("torch", "feature extraction"):
         import torch
@@ -242,7 +243,6 @@ def features(
     from clear_mlflow.learning.arguments import parse_dataset_arguments
     from clear_mlflow.learning.device import resolve_device
     from clear_mlflow.learning.inference.backbones import extract_features, load_backbone
-    from clear_mlflow.learning.parameters.config import parse_parameter
 
     if folder in CLEAR:
         dataset, folder = folder, AUTO

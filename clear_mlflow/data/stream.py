@@ -35,7 +35,8 @@ STREAMING = "streaming"
 TEST_RATIO = 0.3
 STORED_SPLITS = range(5)  # the seeds of the splits that the older layout stores
 STREAM = "stream"  # the test set is drawn from the complete stream, whatever its buckets are
-_SPLIT = re.compile(f"auto|({STREAM}:)?[0-9]{{1,18}}|{VALIDATION}(:({STREAM}:)?[0-9]{{1,18}})?")
+_NUMBER = f"({STREAM}:)?(0|[1-9][0-9]{{0,17}})"
+_SPLIT = re.compile(f"{AUTO}|{_NUMBER}|{VALIDATION}(:{_NUMBER})?")
 
 OnImage: TypeAlias = Callable[[int, int], None]  # receives how many images are done, of how many
 
@@ -151,7 +152,6 @@ def apply_split(
     Reads the lists of stored splits if they are used. Raises DataError if the released test images
     are used and invalid, or if a bucket has too few images to hold some out.
     """
-    check_split(protocol, split)
     images = index.images.training_images
     warnings: tuple[str, ...] = ()
     if protocol == STREAMING:
@@ -227,19 +227,18 @@ def _is_drawn(content: str, seed: int) -> bool:
     return int.from_bytes(digest[:8], "big") < TEST_RATIO * 2**64
 
 
+def parse_split(text: str) -> str:
+    """Return *text* if it names a split. Raises ValueError otherwise."""
+    if not _SPLIT.fullmatch(text):
+        raise ValueError(
+            f"expected {AUTO}, a whole number of up to 18 digits, {STREAM}:N, {VALIDATION}, "
+            f"{VALIDATION}:N for the validation split of split N, or {VALIDATION}:{STREAM}:N"
+        )
+    return text
+
+
 def check_split(protocol: str, split: str) -> None:
-    """Raise ConfigError if a protocol or split is unknown, or they contradict."""
-    if protocol not in (IID, STREAMING):
-        raise ConfigError(
-            f"protocol is {safe_repr(protocol)}; expected {IID} or {STREAMING}",
-            parameter="protocol",
-        )
-    if not _SPLIT.fullmatch(split):
-        raise ConfigError(
-            f"split is {safe_repr(split)}; expected {AUTO}, an integer of up to 18 digits, "
-            f"{STREAM}:N, {VALIDATION}, or {VALIDATION}:N for the validation split of split N",
-            parameter="split",
-        )
+    """Raise ConfigError if a protocol and a split contradict each other."""
     if split != AUTO and protocol == STREAMING:
         raise ConfigError(
             f"split is {split}, but under {STREAMING} a bucket is tested on its training images "

@@ -14,8 +14,8 @@ from own_streams import load_source, write_years
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.borders import divide_times, parse_borders
+from clear_mlflow.data.stream import parse_split
 from clear_mlflow.data.times import parse_time
-from clear_mlflow.learning.parameters.values import parse_split
 
 DAYS = st.dates(datetime(2001, 1, 1).date(), datetime(2006, 12, 31).date())
 

@@ -24,6 +24,7 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.check import check_dataset
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.data.times import CLEAR10_TIMES
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 PHOTOS = Photos()
 PROTOCOLS = [("iid", "0"), ("iid", "3"), ("iid", "77"), ("streaming", "auto")]
@@ -191,11 +192,17 @@ def test_a_missing_test_set_is_an_error(tmp_path):
         (("iid", "first"), "split is 'first'"),
         (("iid", "-1"), "split is '-1'"),
         (("iid", "9" * 5000), "split is '999"),
-        (("streaming", "0"), "nothing is held out"),
+        (("iid", "9" * 19), "split is '999"),
+        (("iid", "007"), "split is '007'"),
     ],
 )
-def test_meaningless_options_are_rejected(trees, options, words):
-    check_error(ConfigError, words, load, trees["challenge"], *options)
+def test_meaningless_options_are_rejected(options, words):
+    parameters = dict(zip(("protocol", "split"), options, strict=True))
+    check_error(ConfigError, words, TrainConfig.resolve, parameters)
+
+
+def test_streaming_has_no_split(trees):
+    check_error(ConfigError, "nothing is held out", load, trees["challenge"], "streaming", "0")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

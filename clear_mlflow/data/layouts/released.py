@@ -38,7 +38,7 @@ def matches(root: Path) -> bool:
 
 
 def read_index(root: Path) -> ImageIndex:
-    """Read the released layout's training images, and its test images if they are valid.
+    """Read the released layout's training images, and valid test images.
 
     Raises DataError at the first problem of the training images.
     """

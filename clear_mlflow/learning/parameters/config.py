@@ -21,7 +21,7 @@ from clear_mlflow.core.text import safe_repr, suggest_nearest
 from clear_mlflow.data.borders import parse_borders
 from clear_mlflow.data.scenarios import SCENARIOS
 from clear_mlflow.data.sources import SOURCES, VECTOR_DATASETS, VECTORS, stream_name
-from clear_mlflow.data.stream import DOMAIN
+from clear_mlflow.data.stream import DOMAIN, parse_split
 from clear_mlflow.learning.parameters.conflicts import CONFLICTS, check_conflicts
 from clear_mlflow.learning.parameters.option_fields import (
     DATA,
@@ -65,7 +65,6 @@ from clear_mlflow.learning.parameters.values import (
     parse_path,
     parse_prequential,
     parse_seeds,
-    parse_split,
     parse_strategy,
     parse_stream_rate,
     parse_test_every,

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from clear_mlflow.core.batch_record import DISTANCES
-from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.data.sources import DATASETS, is_custom_function
-from clear_mlflow.data.stream import STREAM
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
 from clear_mlflow.learning.parameters.strategy_names import list_strategies
 from clear_mlflow.metrics import split_families
@@ -187,21 +185,6 @@ def parse_prequential(text: str) -> str:
         names = ", ".join(map(str, DISTANCES))
         raise ValueError(f"expected off, or some of {names}, each once, separated by commas")
     return ",".join(distances)
-
-
-def parse_split(text: str) -> str:
-    """Parse ``auto``, a split's number, ``stream:N``, ``validation`` or ``validation:...``."""
-    if text in (AUTO, VALIDATION):
-        return text
-    number = text.removeprefix(f"{VALIDATION}:").removeprefix(f"{STREAM}:")
-    prefix = text.removesuffix(number)
-    try:
-        return f"{prefix}{parse_int(number, ge=0)}"
-    except ValueError as error:
-        raise ValueError(
-            f"{error}, or {AUTO}, {STREAM}:N, {VALIDATION}, {VALIDATION}:N or "
-            f"{VALIDATION}:{STREAM}:N"
-        ) from None
 
 
 def parse_weights(text: str) -> str:
