@@ -33,10 +33,6 @@ class SampleIndices:
     def __len__(self) -> int:
         return len(self.index)
 
-    def equals(self, other: SampleIndices) -> bool:
-        """Return True if these are the same images in the same order."""
-        return np.array_equal(self.bucket, other.bucket) and np.array_equal(self.index, other.index)
-
     def take(self, order: NDArray[np.int64]) -> SampleIndices:
         """Return the images at the positions *order*, in that order."""
         return SampleIndices(self.bucket[order], self.index[order])

@@ -136,7 +136,6 @@ class TrainingStream(ABC):
         }
         # Mean and scale of vectors, (width,) each on the CPU; empty if they are not standardised.
         self.standardised: Mapping[str, Tensor] = {}
-        self._selected: tuple[SampleIndices, Samples] | None = None
         # In a stream that does not wait: images of a bucket that were seen, (N,), ascending.
         self.seen_indices: dict[int, NDArray[np.int64]] = {}
         self._test: HeldOutImages | None = None
@@ -192,7 +191,7 @@ class TrainingStream(ABC):
                 "the strategy trains more than once on a bucket, but stream_rate lets each image "
                 "pass once; pass stream_rate=off"
             )
-        self.seen_indices[bucket_index], self._selected = indices, None
+        self.seen_indices[bucket_index] = indices
         counts = [*self.train_counts]
         counts[bucket_index] = len(indices)
         self.train_counts = tuple(counts)
@@ -202,23 +201,19 @@ class TrainingStream(ABC):
         return self.select(list_bucket_indices(bucket_index, self.train_counts[bucket_index]))
 
     def select(self, indices: SampleIndices) -> Samples:
-        """Return training images by *indices*, with labels. Caches the result.
+        """Return training images by *indices*, with labels.
 
         They are on the GPU if they fit there. indices: among the images that are not dropped.
         """
-        if self._selected is None or not self._selected[0].equals(indices):
-            self._selected = None  # free the memory that the new selection needs
-            file_index = indices.index.copy()  # among all images of each bucket
-            labels = np.empty(len(indices), dtype=np.int64)
-            for bucket_index in np.unique(indices.bucket).tolist():
-                mask = indices.bucket == bucket_index
-                labels[mask] = self.labels(bucket_index)[indices.index[mask]]
-                if bucket_index in self.seen_indices:
-                    file_index[mask] = self.seen_indices[bucket_index][file_index[mask]]
-            images = self._fetch(SampleIndices(indices.bucket, file_index))
-            device_labels = copy_to_device(torch.from_numpy(labels), images.device)
-            self._selected = indices, Samples(images, device_labels, indices)
-        return self._selected[1]
+        file_index = indices.index.copy()  # among all images of each bucket
+        labels = np.empty(len(indices), dtype=np.int64)
+        for bucket_index in np.unique(indices.bucket).tolist():
+            mask = indices.bucket == bucket_index
+            labels[mask] = self.labels(bucket_index)[indices.index[mask]]
+            if bucket_index in self.seen_indices:
+                file_index[mask] = self.seen_indices[bucket_index][file_index[mask]]
+        images = self._fetch(SampleIndices(indices.bucket, file_index))
+        return Samples(images, copy_to_device(torch.from_numpy(labels), images.device), indices)
 
     def test(self) -> HeldOutImages:
         """Return all test images, cropped at the centre, or their features.
@@ -300,10 +295,10 @@ class FeatureStream(TrainingStream):
     def begin_bucket(self, bucket_index: int) -> None:
         """With ``standardise=past``, standardise by the training vectors up to this bucket.
 
-        Discards cached samples and tests, except in the first bucket.
+        Discards the cached tests, except in the first bucket.
         """
         if self._features.standardise == "past" and bucket_index > 0:
-            self._selected = self._test = None
+            self._test = None
             self.standardised = self._compute_statistics(bucket_index + 1)
 
     def _compute_statistics(self, num_buckets: int) -> dict[str, Tensor]:
