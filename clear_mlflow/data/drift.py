@@ -111,9 +111,7 @@ def _count_labels(index: ImageIndex) -> NDArray[np.int64]:
     """Return (T, C), the images of each bucket and class, in training and test sets."""
     if index.test_error is not None:
         raise index.test_error
-    shape = len(index.buckets), len(index.class_names)
-    codes = np.ravel_multi_index((index.images.buckets, index.images.labels), shape)
-    return np.bincount(codes, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int64)
+    return index.images.count_classes(len(index.buckets), len(index.class_names))
 
 
 def _divide(counts: NDArray[np.int64]) -> NDArray[np.float64]:

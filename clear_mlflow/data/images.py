@@ -152,6 +152,12 @@ class ImageTable:
             times=times,
         )
 
+    def count_classes(self, num_buckets: int, num_classes: int) -> NDArray[np.int64]:
+        """Count the images of each bucket and class, (T, C)."""
+        counts = np.zeros((num_buckets, num_classes), dtype=np.int64)
+        np.add.at(counts, (self.buckets, self.labels), 1)
+        return counts
+
     def group_by_bucket(self, number: int) -> list[Rows]:
         """Return the rows of each of the first *number* buckets."""
         return group_rows(self.buckets, number)

@@ -191,14 +191,9 @@ def _hold_out_test(
                 f"split {number} is not stored in {path_text(index.root)}; it was drawn again, and "
                 "may differ from the published one",
             )
-    for key, rows in zip(index.buckets, images.group_by_bucket(len(index.buckets)), strict=True):
-        if not is_test[rows].any():
-            raise DataError(
-                f"bucket {key} of {path_text(index.root)} has {format_count(len(rows), 'image')}; "
-                f"expected at least 4, to hold out {TEST_RATIO:.0%} of them: pass "
-                "protocol=streaming, or unpack the dataset again"
-            )
-    return replace(images, is_test=is_test), warnings
+    purpose = f"would be held out as {TEST_RATIO:.0%} to test on"
+    advice = "pass protocol=streaming, or at least 4 images of each bucket"
+    return _hold_out(images, index, is_test, purpose, advice), warnings
 
 
 def _hold_out_by_content(images: ImageTable, index: ImageIndex, seed: int) -> ImageTable:
@@ -279,15 +274,12 @@ def _hash_id(label: int, image_id: str) -> bytes:
 
 
 def _check_all_classes(images: ImageTable, index: ImageIndex) -> None:
-    number = len(index.class_names)
-    counts = np.bincount(
-        images.buckets * number + images.labels, minlength=len(index.buckets) * number
-    )
-    for code in np.flatnonzero(counts == 0).tolist():
+    counts = images.count_classes(len(index.buckets), len(index.class_names))
+    for bucket, label in np.argwhere(counts == 0).tolist():
         raise DataError(
             f"{path_text(index.root)} has no images of class "
-            f"{safe_repr(index.class_names[code % number])} in a set of bucket "
-            f"{index.buckets[code // number]}; expected images of every class in every bucket: "
+            f"{safe_repr(index.class_names[label])} in a set of bucket "
+            f"{index.buckets[bucket]}; expected images of every class in every bucket: "
             "unpack the dataset again"
         )
 

@@ -173,7 +173,7 @@ def test_an_invalid_stored_split_is_rejected(tmp_path, edit, words):
 
 def test_too_few_images_for_a_test_set_are_an_error(tmp_path):
     root = write_challenge(tmp_path, Photos(classes=("a", "b", "c"), train=1))
-    assert "has 3 images; expected at least 4" in refusal(root)
+    assert "has 3 images, of which 0 would be held out" in refusal(root)
     assert len(load(root, "streaming").buckets[0].test) == 3
 
 

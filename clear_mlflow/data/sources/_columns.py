@@ -149,7 +149,6 @@ def build_column_index(
         lambda value: not _is_measurement(value),
         "label {}; expected class names or integers: regression is not supported",
     )
-    is_test = np.zeros(len(paths), dtype=bool)
     if "split" in columns:
         check(
             "split",
@@ -157,11 +156,9 @@ def build_column_index(
             f"{{}} as {safe_repr(arguments.split)}; expected {TRAIN} or {TEST} (validation images "
             "are held out of the training images: split=validation)",
         )
-        is_test = np.asarray(columns["split"] == TEST)
-    dates = None
     if borders == NONE:
         check("bucket", bool, "no bucket; expected a name")
-        keys, buckets = list(columns["bucket"].categories), columns["bucket"].codes
+        buckets, dates = columns["bucket"], None
     else:
         check(
             "time",
@@ -182,23 +179,14 @@ def build_column_index(
             source_name=source_name,
             describe=describe,
         )
-        buckets = indices[column.codes]
+        buckets = np.array(keys, dtype=object)[indices[column.codes]]
     vectors = paths if isinstance(paths, np.ndarray) else None
-    class_names = list(columns["label"].categories)
-    times = columns["time"] if "time" in columns else [""] * len(paths)
-    entries = (
-        Entry(path, class_names[label], keys[bucket], TEST if test else TRAIN, time)
-        for path, label, bucket, test, time in zip(
-            paths if vectors is None else range(len(vectors)),
-            columns["label"].codes.tolist(),
-            buckets.tolist(),
-            is_test.tolist(),
-            times,
-            strict=True,
-        )
-    )
+    splits = columns.get("split", [TRAIN] * len(paths))
+    times = columns.get("time", [""] * len(paths))
+    contents = paths if vectors is None else range(len(vectors))
+    rows = zip(contents, columns["label"], buckets, splits, times, strict=True)
     index = build_index(
-        entries,
+        map(Entry._make, rows),
         root=root,
         layout=layout,
         source_name=source_name,
