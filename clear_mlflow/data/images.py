@@ -297,39 +297,35 @@ def build_index(
             check_folder(Path(folder), root=real_root)
     labels = {name: label for label, name in enumerate(names)}
     bucket_indices = {key: bucket for bucket, key in enumerate(keys)}
+    test_error = None
+    if test:
+        try:
+            check_test_buckets(keys, test_keys, source_name)
+        except DataError as error:
+            test, test_error = [], error
 
     def get_sort_key(path: Any) -> tuple[str, ...]:
         if array is None:
             return path.stem, path.suffix
         return (_hash_vector(array, path, source_name, first_row),)
 
-    def build_table(entries: Iterable[Entry], is_test: bool) -> ImageTable:
-        rows = sorted(
-            (bucket_indices[bucket], labels[name], *get_sort_key(path), path, time)
-            for path, name, bucket, _, time in entries
-            if bucket in bucket_indices
-        )
-        buckets, row_labels, contents, *_, paths, times = zip(*rows, strict=True)
-        table = ImageTable(
-            tuple(map(str, paths)),
-            labels=np.array(row_labels, dtype=np.int64),
-            buckets=np.array(buckets, dtype=np.int64),
-            is_test=np.full(len(rows), is_test),
-            times=np.array([seconds(time) for time in times], np.int64) if all(times) else None,
-        )
-        if array is None:
-            return table
+    rows = sorted(
+        (split == TEST, bucket_indices[bucket], labels[name], *get_sort_key(path), path, time)
+        for path, name, bucket, split, time in [*train, *test]
+        if bucket in bucket_indices
+    )
+    is_test, buckets, row_labels, contents, *_, paths, texts = zip(*rows, strict=True)
+    images = ImageTable(
+        tuple(map(str, paths)),
+        labels=np.array(row_labels, dtype=np.int64),
+        buckets=np.array(buckets, dtype=np.int64),
+        is_test=np.array(is_test),
+        times=np.array([seconds(text) for text in texts], np.int64) if all(texts) else None,
+    )
+    if array is not None:
         files = tuple(f"{source_name}/row {row + first_row}" for row in paths)
-        vectors = Vectors(array, np.array(paths, dtype=np.int64))
-        return replace(table, files=files, contents=contents, vectors=vectors)
-
-    images, test_error = build_table(train, is_test=False), None
-    if test:
-        try:
-            check_test_buckets(keys, test_keys, source_name)
-            images = images.join(build_table(test, is_test=True))
-        except DataError as error:
-            test_error = error
+        listed = Vectors(array, np.array(paths, dtype=np.int64))
+        images = replace(images, files=files, contents=contents, vectors=listed)
     return ImageIndex(
         layout=layout,
         root=real_root,
