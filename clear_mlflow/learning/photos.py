@@ -8,16 +8,16 @@ accelerator, without a loop over images. Strategies keep indices, two numbers pe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clear_mlflow.data.decode import DecodedImages, Resize
+from clear_mlflow.data.decode import DecodedImages
 from clear_mlflow.learning.device import copy_to_device
-from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP
+from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP_FLIP
 
 _MANY = 1 << 62  # so many that the remainder is uniform for any number of offsets
 _SENT_AT_ONCE = 2**26  # bytes of images that are pinned together: pinned memory is not given back
@@ -56,39 +56,21 @@ def list_indices(counts: Sequence[int]) -> SampleIndices:
     return join_indices(*(list_bucket_indices(n, count) for n, count in enumerate(counts)))
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Augmentation of training images. Tests use the resized images' centre."""
-
-    resize: Resize  # decodes images; its side is also the side of the crops
-    crop: bool  # training crops at uniformly random offsets, else at the centre
-    flip: bool  # mirror half of the training crops, left to right
-
-
-def build_augmentation(name: str, image_size: int) -> Augmentation:
-    """Return the augmentation *name* for inputs of *image_size* pixels.
-
-    Raises ValueError if no augmentation has that name.
-    """
-    # torchvision's Resize and RandomCrop to train on, Resize and CenterCrop to test on: so do the
-    # CLEAR authors' example in Avalanche, the starter kit of their challenge, and Renate.
-    if name not in (RANDOM_CROP, RANDOM_CROP_FLIP, NONE):
-        raise ValueError(f"no augmentation is called {name!r}")
-    return Augmentation(Resize(image_size), crop=name != NONE, flip=name == RANDOM_CROP_FLIP)
-
-
 @dataclass(frozen=True, eq=False)
 class Photos:
     """Photographs on one device, in one tensor or one per bucket.
 
-    A GPU has them in one tensor.
+    A GPU has them in one tensor. Training crops and tests are those of torchvision's Resize with
+    RandomCrop or CenterCrop, as in the CLEAR authors' example in Avalanche, the starter kit of
+    their challenge, and Renate.
     """
 
     parts: tuple[Tensor, ...]  # each (bytes,), uint8; on an accelerator only one
     part: NDArray[np.int64]  # (N,), index of each image's part
     first: NDArray[np.int64]  # (N,), offset of each image's first byte in its part
     sizes: NDArray[np.int64]  # (N, 2), height and width of each image
-    augmentation: Augmentation
+    side: int  # of each crop, pixels; the shorter side of an image is as long
+    augment: str = NONE  # how training images are cropped: a value of the option of that name
 
     @property
     def device(self) -> torch.device:
@@ -113,21 +95,21 @@ class Photos:
             ]
             block, offset = torch.cat(images), int(first[start])
             pixels[offset : offset + len(block)] = copy_to_device(block, device)
-        return Photos((pixels,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
+        return replace(self, parts=(pixels,), part=np.zeros_like(self.part), first=first)
 
     def training_crops(self, order: Tensor, generator: torch.Generator) -> Crops:
         """Return a crop of each image in *order*, (M,), int64.
 
-        It is the central crop unless the augmentation draws random offsets, and is mirrored at
-        random if the augmentation flips.
+        Its offset is random unless ``augment`` is none, and it is mirrored at random with
+        ``random_crop_flip``.
         """
         chosen = order.numpy()
         corners = self._compute_centre(chosen)
-        if self.augmentation.crop:
+        if self.augment != NONE:
             numbers = torch.randint(0, _MANY, (2, len(order)), generator=generator).numpy().T
             corners = numbers % (self._compute_slack(chosen) + 1)
         mirrored = None
-        if self.augmentation.flip:
+        if self.augment == RANDOM_CROP_FLIP:
             mirrored = torch.randint(0, 2, (len(order),), generator=generator).bool()
         return self._build_crops(chosen, corners, mirrored)
 
@@ -138,7 +120,7 @@ class Photos:
 
     def _compute_slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (M, 2), pixels of height and width that crops omit."""
-        return self.sizes[chosen] - self.augmentation.resize.side
+        return self.sizes[chosen] - self.side
 
     def _compute_centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (M, 2), the first pixel of chosen images' central crops."""
@@ -178,7 +160,7 @@ class Crops:
     @property
     def side(self) -> int:
         """Side of each crop in pixels."""
-        return self.photos.augmentation.resize.side
+        return self.photos.side
 
     def cut(self, start: int, stop: int) -> Tensor:
         """Copy the pixels of crops, mirrored where that was drawn.
@@ -209,7 +191,7 @@ class Crops:
 
 
 def select_photos(
-    decoded: Mapping[int, DecodedImages], indices: SampleIndices, augmentation: Augmentation
+    decoded: Mapping[int, DecodedImages], indices: SampleIndices, side: int, augment: str = NONE
 ) -> Photos:
     """Select decoded images in the order of *indices*, without copying them.
 
@@ -224,12 +206,12 @@ def select_photos(
         part[mask], sizes[mask] = n, images.sizes[chosen]
         first[mask] = _compute_offsets(images.sizes.prod(axis=1) * 3)[chosen]
     parts = tuple(torch.from_numpy(images.pixels) for images in decoded.values())
-    return Photos(parts, part, first, sizes, augmentation)
+    return Photos(parts, part, first, sizes, side, augment)
 
 
-def wrap_photos(decoded: DecodedImages, augmentation: Augmentation) -> Photos:
+def wrap_photos(decoded: DecodedImages, side: int, augment: str = NONE) -> Photos:
     """Wrap decoded images in their order, without copying them."""
-    return select_photos({0: decoded}, list_bucket_indices(0, len(decoded.sizes)), augmentation)
+    return select_photos({0: decoded}, list_bucket_indices(0, len(decoded.sizes)), side, augment)
 
 
 def _compute_offsets(num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:

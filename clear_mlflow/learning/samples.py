@@ -18,7 +18,7 @@ from torch import Tensor
 from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.data.decode import DecodedCache
+from clear_mlflow.data.decode import DecodedCache, Resize
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.images import TRAIN, ImageTable
 from clear_mlflow.data.scenarios import TASK
@@ -36,7 +36,6 @@ from clear_mlflow.learning.photos import (
     Crops,
     Photos,
     SampleIndices,
-    build_augmentation,
     list_bucket_indices,
     list_indices,
     select_photos,
@@ -264,17 +263,17 @@ class DecodedStream(TrainingStream):
         cache: DecodedCache | None = None,
     ) -> None:
         super().__init__(stream, device)
-        self.augmentation = build_augmentation(augment, image_size)
+        self._resize, self._augment = Resize(image_size), augment
         self.image_bytes = 3 * image_size**2
         self._cache = cache or DecodedCache(None)
 
     def _fetch(self, indices: SampleIndices, split: str = TRAIN) -> Photos:
         """Decode complete buckets, and copy selected images to a GPU with room."""
         decoded = {
-            n: self._cache.load(self._sets[split][n], self.augmentation.resize)
+            n: self._cache.load(self._sets[split][n], self._resize)
             for n in np.unique(indices.bucket).tolist()
         }
-        photos = select_photos(decoded, indices, self.augmentation)
+        photos = select_photos(decoded, indices, self._resize.side, self._augment)
         device = select_storage_device(photos.nbytes, self.device)
         return photos if device.type == "cpu" else photos.to(device)
 

@@ -22,7 +22,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.decode import DECODED_FOLDER, DecodedCache, drop_undecodable
+from clear_mlflow.data.decode import DECODED_FOLDER, DecodedCache, Resize, drop_undecodable
 from clear_mlflow.data.download import fetch_clear
 from clear_mlflow.data.features import StoredFeatures, find_features, load_features
 from clear_mlflow.data.files import resolve_root
@@ -50,7 +50,6 @@ from clear_mlflow.learning.models import check_model, check_weights, download_de
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
 from clear_mlflow.learning.parameters.values import OFF
-from clear_mlflow.learning.photos import build_augmentation
 from clear_mlflow.learning.process_group import SINGLE_PROCESS, ProcessGroup, check_devices
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.samples import DecodedStream, FeatureStream, TrainingStream
@@ -371,7 +370,7 @@ def prepare_training(
             stream, num_left_out = drop_undecodable(
                 stream,
                 cache=cache,
-                resize=build_augmentation(config.augment, config.image_size).resize,
+                resize=Resize(config.image_size),
                 damaged=config.damaged,
                 on_image=partial(progress.images_prepared, "decoding"),
             )

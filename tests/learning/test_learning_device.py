@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.data.decode import LibraryTransform
+from clear_mlflow.data.decode import LibraryTransform, Resize
 from clear_mlflow.learning import loop
 from clear_mlflow.learning.checkpoint import (
     parse_state,
@@ -381,12 +381,11 @@ def test_images_are_copied_to_a_gpu_asynchronously(monkeypatch, tmp_path, at_onc
         assert (device.waits, device.copies) == ([], parts + 1), "pixels, and labels"
         stream.test()
         assert device.waits == []
-    augmentation = stream.augmentation
-    decoded = [stream._cache.load(images, augmentation.resize) for images in stream._sets["train"]]
+    decoded = [stream._cache.load(images, Resize(8)) for images in stream._sets["train"]]
     mixed = SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]]))
     for photos in (
-        *(wrap_photos(images, augmentation) for images in decoded),
-        select_photos(dict(enumerate(decoded)), mixed, augmentation),
+        *(wrap_photos(images, 8) for images in decoded),
+        select_photos(dict(enumerate(decoded)), mixed, 8),
     ):
         sent = photos.to(torch.device("cpu"))
         assert torch.equal(sent.centre_crops().cut(0, 3), photos.centre_crops().cut(0, 3))

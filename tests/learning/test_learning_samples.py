@@ -13,7 +13,6 @@ from clear_mlflow.learning.device import RngPurpose, build_generator, derive_see
 from clear_mlflow.learning.models import build_model, get_input_dtype
 from clear_mlflow.learning.photos import (
     Photos,
-    build_augmentation,
     gather_mirrored_lines,
     wrap_photos,
 )
@@ -79,9 +78,7 @@ def test_crops_equal_a_loop_over_images(sizes, chosen, name, seed):
     random = np.random.default_rng(seed)
     images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in sizes]
     flat = np.concatenate([image.reshape(-1) for image in images])
-    transform = build_augmentation(name, 4)
-    assert transform.crop == (name != "none")
-    photos = wrap_photos(DecodedImages(flat, np.array(sizes)), transform)
+    photos = wrap_photos(DecodedImages(flat, np.array(sizes)), 4, name)
     order = torch.tensor(chosen) % len(images)
     crops = photos.training_crops(order, torch.Generator().manual_seed(seed))
     cut = crops.cut(0, len(order))
@@ -99,7 +96,7 @@ def test_crops_equal_a_loop_over_images(sizes, chosen, name, seed):
     # Several parts, as buckets are: each image in one of its own, in another order.
     parts = tuple(torch.from_numpy(image.reshape(-1)) for image in reversed(images))
     where = np.arange(len(images))[::-1].copy()
-    scattered = Photos(parts, where, np.zeros_like(where), photos.sizes, transform)
+    scattered = Photos(parts, where, np.zeros_like(where), photos.sizes, 4, name)
     again = scattered.training_crops(order, torch.Generator().manual_seed(seed))
     assert torch.equal(again.cut(0, len(order)), cut)
     together = scattered.to(CPU)
@@ -119,8 +116,7 @@ def test_an_epoch_without_crops_has_every_image_once_and_unchanged():
 
 def test_order_and_crops_depend_only_on_seed_bucket_and_epoch():
     pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
-    transform = build_augmentation("random_crop_flip", 8)
-    samples = Samples(squares(pixels, transform), torch.arange(20))
+    samples = Samples(squares(pixels, 8, "random_crop_flip"), torch.arange(20))
     first = list_batches(samples)
     torch.rand(17)
     assert_identical(list_batches(samples), first)

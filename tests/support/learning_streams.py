@@ -10,7 +10,7 @@ from PIL import Image
 from clear_mlflow.data.decode import DecodedImages
 from clear_mlflow.learning.device import RngPurpose, build_generator
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.photos import build_augmentation, wrap_photos
+from clear_mlflow.learning.photos import wrap_photos
 from clear_mlflow.learning.samples import compute_batch_bounds, draw_order, iter_batches
 
 CPU = torch.device("cpu")
@@ -25,11 +25,11 @@ def config(**changes):
     )
 
 
-def squares(pixels, transform=None):
+def squares(pixels, side=None, augment="none"):
     """Return images, (N, side, side, 3) in uint8, as a stream has them."""
-    count, side = pixels.shape[:2]
-    decoded = DecodedImages(pixels.numpy().reshape(-1), np.full((count, 2), side))
-    return wrap_photos(decoded, transform or build_augmentation("none", side))
+    count, length = pixels.shape[:2]
+    decoded = DecodedImages(pixels.numpy().reshape(-1), np.full((count, 2), length))
+    return wrap_photos(decoded, side or length, augment)
 
 
 def read_pixels(samples):

@@ -36,7 +36,7 @@ class ModelDescription:
     width: Annotated[int, Meta(ge=0, le=MAX_FEATURES_WIDTH)]
     # Side of the square that is cropped from an image, in pixels.
     image_size: Annotated[int, Meta(ge=1, le=_LARGEST_SIDE)]
-    augment: str  # how test images are scaled; see learning/photos.py
+    augment: str  # how training images were cropped
     precision: str  # of its tests, a value of the option of that name
     strategy: str
     dataset: str

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.data.decode import decode_bytes
+from clear_mlflow.data.decode import Resize, decode_bytes
 from clear_mlflow.data.sources import is_custom_function
 from clear_mlflow.learning.device import allow_tf32, autocast, resolve_device
 from clear_mlflow.learning.inference.description import (
@@ -25,7 +25,7 @@ from clear_mlflow.learning.inference.description import (
     read_description,
 )
 from clear_mlflow.learning.models import build_feature_model, build_model, logits_in_float32
-from clear_mlflow.learning.photos import build_augmentation, wrap_photos
+from clear_mlflow.learning.photos import wrap_photos
 from clear_mlflow.learning.samples import normalise
 
 IMAGE_COLUMN = "image"
@@ -95,8 +95,8 @@ class ServedModel:
     def _build_batch(self, inputs: Any) -> Tensor:
         if self._description.width:
             return torch.from_numpy(inputs).to(self._device)
-        view = build_augmentation(self._description.augment, self._description.image_size)
-        photos = wrap_photos(decode_bytes(inputs, view.resize), view)
+        side = self._description.image_size
+        photos = wrap_photos(decode_bytes(inputs, Resize(side)), side)
         return normalise(photos.centre_crops().cut(0, len(inputs)).to(self._device))
 
     def _convert_features(self, model_input: Any) -> NDArray[np.float32]:
