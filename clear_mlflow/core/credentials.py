@@ -87,9 +87,8 @@ def _find_secrets(address: str) -> set[str]:
         name, colon, password = user.partition(":")
         if at:
             secrets |= {user, password} if colon else {name}
-            secrets |= set(
-                re.split(r"[@/?#:]", password)
-            )  # what a parser may take for another part
+            # What a parser may take for another part.
+            secrets |= set(re.split(r"[@/?#:]", password))
     _, _, query = rest.partition("?")
     secrets |= {value.rpartition("=")[2] for value in re.split(r"[&;]", query)}
     decoded = {decode(text) for text in secrets for decode in (unquote, unquote_plus)}

@@ -66,9 +66,8 @@ MAX_BUCKETS: Final = 1000
 MAX_KEY_CHARACTERS: Final = 100
 MAX_CLASSES: Final = 2**16
 MAX_CELLS_PER_CLASS: Final = 50_000_000  # rows by buckets by classes
-MAX_COUNT: Final = (
-    2**53
-)  # the largest integer that every JSON reader keeps, even one that uses doubles
+# The largest integer that every JSON reader keeps, even one that uses doubles.
+MAX_COUNT: Final = 2**53
 MAX_TEXT_CHARACTERS: Final = 150  # of a dataset's name, for example
 MAX_LINES: Final = 2_000_000  # of a log
 MAX_LINE_CHARACTERS: Final = 4 * _MIB  # a run of a hundred tasks takes 300 kB in mammoth's log

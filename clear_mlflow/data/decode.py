@@ -118,8 +118,7 @@ class UndecodableError(Exception):
 
 def get_decoder_version() -> str:
     """Return the versions on which pixels depend: module, Pillow, JPEG library."""
-    libraries = (features.version("pil"), features.version("jpg"))
-    return "-".join(("clear_mlflow", str(_DECODER), *(str(version) for version in libraries)))
+    return f"clear_mlflow-{_DECODER}-{features.version('pil')}-{features.version('jpg')}"
 
 
 def decode(
@@ -240,13 +239,6 @@ def build_damage_error(damages: Mapping[str, str], *, advice: str = "") -> DataE
     return DataError(
         f"{message}; expected a complete JPEG or PNG image: unpack the dataset again{advice}"
     )
-
-
-def check_decodable(images: ImageTable, decoded: DecodedImages) -> None:
-    """Raise DataError if some of the images could not be decoded."""
-    if decoded.damages:
-        files = {images.files[row]: problem for row, problem in decoded.damages.items()}
-        raise build_damage_error(files)
 
 
 def decode_file(
@@ -432,7 +424,9 @@ class DecodedCache:
         """
         decoded = self._load_or_build(images, resize, on_image)
         decoded = decoded or decode(images, resize, on_image=on_image)
-        check_decodable(images, decoded)
+        if decoded.damages:
+            damages = {images.files[row]: text for row, text in decoded.damages.items()}
+            raise build_damage_error(damages)
         return decoded
 
     def find_damaged(

@@ -131,8 +131,8 @@ def build_column_index(
 
     columns: ``label``, ``bucket`` or ``time``, and perhaps ``split``, a value for each row. layout:
     storage format, for people. source_name, first_row: name of the table and number of its first
-    row, for messages. fields: others of the index. Raises DataError for the first row that is
-    invalid.
+    row, for messages. fields: others of the index; ``source`` is the source_name by default.
+    Raises DataError for the first row that is invalid.
     """
 
     def check(role: str, is_valid: Callable[[str], bool], message: str) -> None:
@@ -195,7 +195,7 @@ def build_column_index(
         vectors=vectors,
         first_row=first_row,
     )
-    return replace(index, **fields)
+    return replace(index, **{"source": source_name, **fields})
 
 
 def _is_measurement(value: str) -> bool:

@@ -70,7 +70,6 @@ def read_index(
         layout=f"table ({file.suffix[1:].lower()})",
         source_name=path_text(file),
         first_row=find_first_row(file),
-        source=path_text(file),
     )
 
 

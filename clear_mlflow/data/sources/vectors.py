@@ -106,7 +106,6 @@ def read_index(
         layout=f"vectors ({file.suffix[1:].lower()})",
         source_name=path_text(file),
         first_row=find_first_row(file),
-        source=path_text(file),
         standardise=arguments.standardise,
         may_repeat=arguments.may_repeat,
     )

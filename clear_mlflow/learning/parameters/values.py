@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -72,14 +73,12 @@ def parse_budget(text: str) -> str:
     if text == OFF:
         return text
     unit, _, amount = text.rpartition(":")
-    try:
+    with suppress(ValueError):
         if unit == "images":
             return f"images:{parse_int(amount, ge=1)}"
         if unit in ("", "naive"):
             parse_float(amount, gt=0)
             return _normalise_amount(text)
-    except ValueError:
-        pass
     raise ValueError(
         "expected off; FLOPs a bucket, for example 2e15; a multiple of what naive learning "
         "takes, for example naive:1; or images:N"
