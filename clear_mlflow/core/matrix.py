@@ -438,10 +438,8 @@ class AccuracyMatrix:
     def to_dict(self) -> dict[str, Any]:
         """Return the matrix as JSON values. None means not measured.
 
-        Accuracies are fractions.
-
-        Keys are ``buckets``, ``num_instances``, ``initial``, ``values``, and ``score`` if it is not
-        accuracy. Costs are left out.
+        Accuracies are fractions. Keys are ``buckets``, ``num_instances``, ``initial``, ``values``,
+        and ``score`` if it is not accuracy. Costs are left out.
         """
         counts, score = self.num_instances, self.score
         initial = None if self.initial is None else self.initial[None]

@@ -110,10 +110,9 @@ def read_array(
 ) -> tuple[NDArray[Any], dict[str, Any]] | None:
     """Map an array copy-on-write, and return it with its metadata.
 
-    Returns None if a file is missing.
-
-    Its size, its modification time and a sample of its bytes are checked. If the time differs, as
-    after copying the cache, all bytes are checked instead, and the file gets the recorded time.
+    Returns None if a file is missing. Its size, its modification time and a sample of its bytes are
+    checked. If the time differs, as after copying the cache, all bytes are checked instead, and the
+    file gets the recorded time.
 
     expected: fields that the metadata must have. Raises UnusableFileError if they do not, if other
     users may write to a file, or if it is not as it was written.
@@ -202,10 +201,9 @@ def _hash_sample(file: BinaryIO, metadata_text: str) -> str:
 class HashCache:
     """SHA-256 sums of the images below *root*, in a database.
 
-    It is stored in *folder*.
-
-    A stored sum is used while a file's size, times and inode are the same. Use it as a context
-    manager, which reads and writes the database. Without a folder, every file is hashed.
+    It is stored in *folder*. A stored sum is used while a file's size, times and inode are the
+    same. Use it as a context manager, which reads and writes the database. Without a folder, every
+    file is hashed.
     """
 
     def __init__(self, folder: Path | None, root: Path) -> None:

@@ -537,11 +537,10 @@ def drop_undecodable(
 ) -> tuple[BucketStream, int]:
     """Decode every image into the cache, and drop what is damaged.
 
-    Returns the stream, and how many images were dropped.
-
-    If some were dropped, the stream has a new digest, and warnings that name up to 100 of them.
-    damaged: ``leave_out`` to drop damaged images, or ``stop`` to raise DataError if there are any.
-    Raises DataError if none remain in a set of a bucket.
+    Returns the stream, and how many images were dropped. If some were dropped, the stream has a new
+    digest, and warnings that name up to 100 of them. damaged: ``leave_out`` to drop damaged images,
+    or ``stop`` to raise DataError if there are any. Raises DataError if none remain in a set of a
+    bucket.
     """
     damages: dict[str, str] = {}
     for images, on_ready in iter_with_progress(stream.image_sets, on_image):

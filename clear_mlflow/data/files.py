@@ -234,10 +234,8 @@ def require_object(value: object, *, source: str) -> dict[str, Any]:
 def join_stored_path(stored: object, *, base: Path, below: str | None, list_file: Path) -> Path:
     """Join a path from a file to *base*. Raises DataError if outside.
 
-    It must stay in ``base/below``.
-
-    The path need not exist. below: None for *base* itself. list_file: file that names the path, for
-    the message.
+    It must stay in ``base/below``. The path need not exist. below: None for *base* itself.
+    list_file: file that names the path, for the message.
     """
     if isinstance(stored, str) and stored.isprintable() and "\\" not in stored:
         # A folder is checked once, not for each of its images: there may be 100,000.

@@ -147,10 +147,9 @@ def apply_split(
 ) -> tuple[ImageTable, str, tuple[str, ...]]:
     """Divide images by a split, and return them, its name and warnings.
 
-    The name is released, N, none or a validation split's.
-
-    Reads the lists of stored splits if they are used. Raises DataError if the released test images
-    are used and invalid, or if a bucket has too few images to hold some out.
+    The name is released, N, none or a validation split's. Reads the lists of stored splits if they
+    are used. Raises DataError if the released test images are used and invalid, or if a bucket has
+    too few images to hold some out.
     """
     images = index.images.training_images
     warnings: tuple[str, ...] = ()

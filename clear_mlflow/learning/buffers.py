@@ -160,7 +160,6 @@ def compute_class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np
     """Divide a buffer of *memory* images equally among classes so far.
 
     num_seen: images of each class so far, (classes,). Returns the images to keep of each class.
-
     Rare classes keep all their images. The quotas of the others differ by at most one, and lower
     labels get the remainder. A class's quota grows only if new images of that class arrive.
 

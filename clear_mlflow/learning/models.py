@@ -212,9 +212,8 @@ def check_model(
 ) -> None:
     """Raise ConfigError unless a model accepts a test image and a batch.
 
-    The batch is a training batch of *batch_size* images.
-
-    Tries them without data, on the meta device. Remembers models that accept them.
+    The batch is a training batch of *batch_size* images. Tries them without data, on the meta
+    device. Remembers models that accept them.
 
     num_classes: of the dataset, or None if it is not known yet; a user's function is then imported
     and not called.

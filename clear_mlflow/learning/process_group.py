@@ -221,10 +221,9 @@ def process_group(
 def watch_peers(store: Any, dist_env: DistributedEnv) -> Iterator[None]:
     """Abort this process soon after a process that it watches ends.
 
-    Rank 0 watches all processes, the others rank 0.
-
-    NCCL does not notice it, waits for ten minutes, and then aborts the process in the same way.
-    Without a connection to rank 0, that is what happens.
+    Rank 0 watches all processes, the others rank 0. NCCL does not notice it, waits for ten minutes,
+    and then aborts the process in the same way. Without a connection to rank 0, that is what
+    happens.
 
     store: of the rendezvous.
     """

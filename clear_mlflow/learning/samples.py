@@ -342,9 +342,8 @@ def _build_pixel_factors(width: int, device: torch.device) -> tuple[Tensor, Tens
 def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert (N, H, W, 3), uint8, to the model's input.
 
-    That is (N, 3, H, W), channels-last. The images are contiguous.
-
-    Values are divided by 255, and standardised by ImageNet's mean and standard deviation.
+    That is (N, 3, H, W), channels-last. The images are contiguous. Values are divided by 255, and
+    standardised by ImageNet's mean and standard deviation.
     """
     scale, shift = _build_pixel_factors(images.shape[2], images.device)
     lines = images.flatten(2)

@@ -48,9 +48,8 @@ class Extraction:
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
         """Return the folder for features of a stream's images.
 
-        It may not exist yet.
-
-        Its name depends on the settings, the decoder and the contents of all images.
+        It may not exist yet. Its name depends on the settings, the decoder and the contents of all
+        images.
         """
         key = hashlib.sha256()
         for value in (get_decoder_version(), *(getattr(self, field) for field in _SETTINGS)):

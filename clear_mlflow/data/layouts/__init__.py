@@ -28,10 +28,9 @@ def read_layout(root: Path, *, names: Collection[str]) -> ImageIndex:
 def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
     """Find the dataset in *root*, or in a folder there.
 
-    The folder has one of *names*.
-
-    The folder's name may continue after ``_`` or ``-``. Returns the layout's module and the folder.
-    Raises DataError if no folder has a layout, or several folders or layouts match.
+    The folder has one of *names*. The folder's name may continue after ``_`` or ``-``. Returns the
+    layout's module and the folder. Raises DataError if no folder has a layout, or several folders
+    or layouts match.
     """
     try:
         entries = sorted(entry.name for entry in root.iterdir())

@@ -250,10 +250,8 @@ class Strategy(RestoredAttributes, ABC):
     ) -> Iterable[tuple[Batch, ...]]:
         """Return the additional batches of each step of an epoch, for ``batch.rehearsed``.
 
-        By default, no step has any: each result is an empty tuple.
-
-        Every step must have the same number of batches, with the same sizes, since the model may
-        be compiled for them.
+        By default, no step has any: each result is an empty tuple. Every step must have the same
+        number of batches, with the same sizes, since the model may be compiled for them.
 
         Args:
             bucket_index: index of the bucket.

@@ -9,12 +9,10 @@ from clear_mlflow.learning.training.trainer import Trainer
 class FromScratch(Strategy):
     """Start from an untrained model in each bucket, and train it.
 
-    It is trained only on that bucket.
-
-    The model keeps nothing from past buckets: it cannot forget, and cannot benefit from the past.
-    The difference to another strategy is what that strategy gains from the stream. The untrained
-    model is built from the parameters, including ``weights``. Random initial weights differ from
-    bucket to bucket; the first bucket uses the run's initial model.
+    It is trained only on that bucket. The model keeps nothing from past buckets: it cannot forget,
+    and cannot benefit from the past. The difference to another strategy is what that strategy gains
+    from the stream. The untrained model is built from the parameters, including ``weights``. Random
+    initial weights differ from bucket to bucket; the first bucket uses the run's initial model.
 
     Source:
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289: training on a single bucket.

@@ -16,12 +16,10 @@ from clear_mlflow.learning.training.trainer import Trainer
 class Joint(Strategy):
     """Train on all buckets, including future ones, in the first bucket.
 
-    Skips all others.
-
-    This is impossible for a method that learns from a stream: it is an upper bound for the model
-    and recipe. All rows except the untrained model's belong to one model, so they are equal, and
-    metrics that compare rows are zero by definition. With ``protocol=streaming``, every test image
-    was trained on.
+    Skips all others. This is impossible for a method that learns from a stream: it is an upper
+    bound for the model and recipe. All rows except the untrained model's belong to one model, so
+    they are equal, and metrics that compare rows are zero by definition. With
+    ``protocol=streaming``, every test image was trained on.
 
     With the run's ``epochs``, it takes as many steps as naive learning on the complete stream. With
     T buckets, the cumulative strategy takes about T / 2 times as many. If few epochs do not train

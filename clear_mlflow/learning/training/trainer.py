@@ -50,11 +50,9 @@ _LEAST_SCALE = 2.0**-15
 class Trainer:
     """Trains one model through the stream, in each process of a group.
 
-    Each takes its share of a batch.
-
-    ``limiter`` may end a bucket or skip batches. ``curve``, ``costs``, ``tests`` and
-    ``prequential`` observe steps.
-    Wraps the model for the group at once, but builds the optimiser when the first bucket begins.
+    Each takes its share of a batch. ``limiter`` may end a bucket or skip batches. ``curve``,
+    ``costs``, ``tests`` and ``prequential`` observe steps. Wraps the model for the group at once,
+    but builds the optimiser when the first bucket begins.
 
     Args:
         model: model to train, on its device.
