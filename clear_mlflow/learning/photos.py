@@ -60,8 +60,8 @@ def list_indices(counts: Sequence[int]) -> SampleIndices:
 class Photos:
     """Photographs on one device, in one tensor or one per bucket.
 
-    A GPU has them in one tensor. Training crops and tests are those of torchvision's Resize with
-    RandomCrop or CenterCrop, as in the CLEAR authors' example in Avalanche, the starter kit of
+    A GPU has them in one tensor. Images are cropped as by torchvision's Resize with RandomCrop to
+    train and CenterCrop to test, as in the CLEAR authors' example in Avalanche, the starter kit of
     their challenge, and Renate.
     """
 
