@@ -30,7 +30,7 @@ def test_figures_are_pictures():
 
 
 def test_costs_and_metrics_without_a_dot_have_no_interval_plots(monkeypatch):
-    monkeypatch.setattr(charts, "_MAX_DOTS", 1)
+    monkeypatch.setattr(charts, "MAX_DOTS", 1)
     name = "renate/forgetting"
     replay = cost_runs("replay", 180, 1900)  # the leader does not define it
     replay = [replace(r, summary={n: v for n, v in r.summary.items() if n != name}) for r in replay]
