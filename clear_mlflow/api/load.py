@@ -293,7 +293,7 @@ def choose_runs(
         TrackingError: an experiment does not exist, several runs start with the digits of an id, or
             the store cannot be reached.
     """
-    if requested is None and filter is None and not unscored_only:
+    if requested is None and not filter and not unscored_only:
         raise ConfigError(
             "no runs are chosen; pass ids of runs or the name of an experiment, or filter=TEXT"
         )
@@ -310,7 +310,7 @@ def choose_runs(
                 bundled.append(name.entity)
             else:
                 ids.append(name.run_id)
-        elif not isinstance(name, (str, Path)):
+        elif not isinstance(name, (str, Path)) or name == "":
             raise ConfigError(
                 f"runs contains {safe_repr(name)}; expected runs, their ids, or paths"
             )

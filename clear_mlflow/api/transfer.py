@@ -114,7 +114,13 @@ def download(
 
 
 def _list_paths(paths: _Paths) -> list[str]:
-    return [str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]
+    names = (
+        [paths] if isinstance(paths, (str, Path)) or not isinstance(paths, Iterable) else [*paths]
+    )
+    for name in names:
+        if not isinstance(name, (str, Path)) or name == "":
+            raise ConfigError(f"got {safe_repr(name)}; expected a path, or the id of a run")
+    return [str(name) for name in names]
 
 
 def _check_online() -> None:

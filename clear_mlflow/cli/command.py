@@ -213,6 +213,8 @@ def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> Non
     """
     name = parameter.name
     argument, option = values.pop(f"{name}_argument"), values.get(name)
+    if "" in (argument if isinstance(argument, tuple) else (argument,)):
+        raise ConfigError(f"{name} is ''; expected a name, an id or a path", parameter=name)
     if isinstance(argument, tuple):
         names = (*argument, *(option or ()))
         # As in Python, a single name may be an experiment: an error then lists the experiments.
@@ -284,7 +286,7 @@ class _Value(click.ParamType[Any]):
         try:
             return self._parse(value)
         except ValueError:
-            name = param.opts[0] if param else self.name
+            name = param.opts[0].removesuffix("_argument") if param else self.name
             message = f"{name} is {safe_repr(value)}; expected {self._expected}"
             raise ConfigError(message, parameter=param.name if param else None) from None
 
@@ -301,12 +303,18 @@ def _split_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _parse_path(text: str) -> Path:
+    if not text:  # such as "$DIR", which was never set: not the working folder
+        raise ValueError
+    return Path(text)
+
+
 # Type to the function that parses a text, the placeholder in the help, and what it expects.
 _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
     str: (str, "TEXT", "a text"),
     int: (int, "N", "a whole number, for example 2"),
     float: (float, "NUMBER", "a number, for example 0.5"),
-    Path: (Path, "PATH", "a path"),
+    Path: (_parse_path, "PATH", "a path"),
     Sequence: (_split_names, "NAME[,NAME...]", "names with commas between"),
 }
 

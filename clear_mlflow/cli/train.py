@@ -247,8 +247,10 @@ def apply_run_options(
     if offline and find_offline_folder() is None:
         os.environ[OFFLINE_VARIABLE] = "1"
     existing_run_id = resume or os.environ.get("MLFLOW_RUN_ID", "").strip()
-    passed = {"experiment": experiment, "run_name": run_name, "tag": " ".join(tag)}
+    passed = {"experiment": experiment, "run_name": run_name, "tag": " ".join(tag) or None}
     for name, text in passed.items():
+        if text is not None and not text.strip():  # such as "$NAME", which was never set
+            raise ConfigError(f"{name} is {text!r}; expected a name", parameter=name)
         if text and existing_run_id:
             raise ConfigError(
                 f"{name} is {text!r}, but run {existing_run_id} exists already and keeps its "

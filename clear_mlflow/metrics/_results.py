@@ -284,7 +284,8 @@ def scores(
     """
     matrix = _convert_matrix(matrix)
     chosen: list[Metric] = []
-    for item in metrics if isinstance(metrics, (list, tuple)) else [metrics]:
+    items: Sequence[Any] = metrics if isinstance(metrics, (list, tuple)) else [metrics]
+    for item in items:
         chosen += [item] if isinstance(item, Metric) else get_family_metrics(split_families(item))
     by_name = {metric.name: metric for metric in chosen}
     return evaluate_metrics(

@@ -342,8 +342,9 @@ def _check_run(client: MlflowClient, run_id: str) -> None:
 
 
 def _check_experiment(client: MlflowClient, name: str | None) -> None:
-    name, experiment_id = name or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
-    if name and not name.strip():
+    name = MLFLOW_EXPERIMENT_NAME.get() or None if name is None else name
+    experiment_id = MLFLOW_EXPERIMENT_ID.get()
+    if name is not None and not name.strip():
         raise TrackingError(
             "the experiment's name is blank; pass experiment=NAME, or set MLFLOW_EXPERIMENT_NAME"
         )

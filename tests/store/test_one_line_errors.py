@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,9 @@ from forked import run_forked
 from pyarrow import parquet
 from stored_runs import stored_run
 
+import clear_mlflow
 from clear_mlflow.api import import_
-from clear_mlflow.core.errors import RecordError, TrackingError
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.importers import ReadOptions, ResultFile, parse_runs
 from clear_mlflow.store import client as store_client
 from clear_mlflow.store.client import connect_store
@@ -164,6 +166,43 @@ def test_a_blank_name_is_quoted(store, tmp_path, monkeypatch, arguments, message
     """Blanks next to each other are one: the name would be missing from the sentence."""
     monkeypatch.chdir(tmp_path)
     assert f"error: {message}" in run_command(*arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *((["compare", ""], "runs is ''"), (["evaluate", ""], "runs is ''")),
+        *((["show", ""], "run is ''"), (["export", "", "x"], "runs is ''")),
+        (["export", "RUN", ""], "to is ''; expected a path"),
+        *((["import", ""], "paths is ''"), (["sync", ""], "folders is ''")),
+        *((["open", ""], "target is ''"), (["sweep", ""], "grid is ''; expected a path")),
+        (["identify", "", "5"], "matrix is ''"),
+        (["data", "check", ""], "folder is ''; expected a path"),
+        (["data", "download", "clear10", ""], "folder is ''; expected a path"),
+        (["train", "--config", ""], "--config is ''; expected a path"),
+        (["train", "--data-root", ""], "--data-root is ''; expected a path of printable"),
+        (["train", "--weights", " "], "--weights is ' '; expected a path of printable"),
+        (["train", "--experiment", ""], "--experiment is ''; expected a name"),
+        (["sweep", "x.yaml", "--experiment", ""], "--experiment is ''; expected a name"),
+        (["train", "--run-name", ""], "--run-name is ''; expected a name"),
+        (["import", "x.csv", "--orientation", "rows", "--experiment", ""], "experiment's name is"),
+        (["evaluate", "--filter", ""], "no runs are chosen"),
+    ],
+)
+def test_an_empty_argument_is_an_error(store, tmp_path, monkeypatch, arguments, message):
+    """A shell variable that is not set was the working folder, all runs, or no argument."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text(".75,.50\n.70,.90\n")
+    assert message in run_command(*arguments, code=2)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ""] == []
+
+
+def test_an_empty_path_in_python_is_an_error(store):
+    calls = (clear_mlflow.load, clear_mlflow.runs, clear_mlflow.import_runs, clear_mlflow.sync)
+    for call in (*calls, partial(clear_mlflow.export, to="x"), clear_mlflow.evaluate):
+        for value in ("", [""], 5):
+            with pytest.raises(ConfigError, match=r"(contains|got) (''|5|\[''\]); expected"):
+                call(value)
 
 
 def test_messages_of_functions_spell_arguments_as_in_python():

@@ -223,8 +223,8 @@ def test_invalid_input_is_a_one_line_error() -> None:
         (lambda: welch_t([0.5], [math.nan]), RecordError, "values of B are .*finite number per"),
         (lambda: seed_summary([0.5], level=1.5), ConfigError, "level is 1.5"),
         (lambda: seed_summary([]), RecordError, "expected a finite number"),
-        (lambda: seed_summary(masked), RecordError, "expected a finite number"),  # type: ignore
-        (lambda: holm(masked), RecordError, "expected numbers from 0 to 1"),  # type: ignore
+        (lambda: seed_summary(masked), RecordError, "expected a finite number"),
+        (lambda: holm(masked), RecordError, "expected numbers from 0 to 1"),
         (lambda: seed_summary(["x"]), RecordError, "expected a finite number"),  # type: ignore
         (lambda: seed_summary([[0.5]]), RecordError, "expected a finite number"),  # type: ignore
         (lambda: holm([0.5, math.nan]), RecordError, "expected numbers from 0 to 1"),

@@ -216,7 +216,7 @@ def parse_path(text: str) -> str:
     """
     if text == AUTO:
         return text
-    if "\0" in text or not text.isprintable():
+    if not text.strip() or "\0" in text or not text.isprintable():
         raise ValueError("expected a path of printable characters")
     try:
         return str(Path(text).expanduser().absolute())
