@@ -90,17 +90,6 @@ def list_results(function: Callable[_P, Iterable[_R]]) -> Callable[_P, list[_R]]
     return call_function
 
 
-def check_unused(arguments: Mapping[str, tuple[object, object]], reason: str) -> None:
-    """Raise ConfigError if an argument without effect was passed.
-
-    arguments: name to value and default. reason: why it has none, and what to do, as it follows
-    "NAME is VALUE".
-    """
-    for name, (value, default) in arguments.items():
-        if value != default:
-            raise ConfigError(f"{name} is {safe_repr(value)}{reason}", parameter=name)
-
-
 def _check_argument(
     function: Callable[..., Any], parameter: inspect.Parameter, value: object
 ) -> None:

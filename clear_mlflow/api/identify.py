@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.api._arguments import check_unused, validate_arguments
-from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.api._arguments import validate_arguments
+from clear_mlflow.core.errors import ConfigError, RecordError, check_unused
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.importers import (

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clear_mlflow.api._arguments import check_unused, list_results, validate_arguments
+from clear_mlflow.api._arguments import list_results, validate_arguments
 from clear_mlflow.core.disk import set_offline
-from clear_mlflow.core.errors import ConfigError, require_package
+from clear_mlflow.core.errors import ConfigError, check_unused, require_package
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from clear_mlflow.api._arguments import check_unused
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import command
 from clear_mlflow.core.disk import default_cache_dir, default_data_dir
-from clear_mlflow.core.errors import ConfigError, require_package
+from clear_mlflow.core.errors import ConfigError, check_unused, require_package
 from clear_mlflow.core.text import format_count, printable, safe_repr
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE

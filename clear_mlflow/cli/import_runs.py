@@ -74,12 +74,11 @@ def import_runs(*, store: str | None, **values: Any) -> None:
 
     files: list[ActionResult] = []
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
-        for file in (
+        files.extend(  # keeps those before Ctrl-C
             api.import_runs(options)
             if store is None
             else api.copy_runs(store, options.paths or (), options.experiment)
-        ):
-            files.append(file)
+        )
     failed = [file for file in files if file.action == FAILED]
     with suppress(OSError):  # the reader may be gone
         if output.wants_json():

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from clear_mlflow.api._arguments import check_unused
 from clear_mlflow.api.verbs import compare as compare_runs
 from clear_mlflow.api.verbs import export as export_runs
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, METRICS, SELECTION, command
 from clear_mlflow.core.disk import OFFLINE_VARIABLE
-from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.errors import ConfigError, TrackingError, check_unused
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.process.signals import interrupt_on_signal
 

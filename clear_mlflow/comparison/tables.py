@@ -173,9 +173,7 @@ def build_text_columns(
 def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
     """Return the leaderboard for a paper, with a caption (package booktabs).
 
-    Mean ± standard deviation, and fractions in percent. Arrows show whether higher or lower values
-    are better. Bold is a mean that is significantly better than all others. metrics: as in
-    :func:`build_leaderboard_frame`, but by default at most five.
+    metrics: as in :func:`build_leaderboard_frame`, but by default at most five.
     """
     names = comparison.table_metrics if metrics is None else _choose_metrics(comparison, metrics)
     percent = list_percent_metrics(comparison)
@@ -262,11 +260,7 @@ def build_titles(comparison: Comparison, names: Sequence[str]) -> dict[str, str]
 
 
 def format_markdown(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
-    """Return the leaderboard in Markdown: mean ± standard deviation.
-
-    Bold is a mean that is significantly better than all others. metrics: as in
-    :func:`build_leaderboard_frame`.
-    """
+    """Return the leaderboard in Markdown. metrics: as in :func:`build_leaderboard_frame`."""
     return "\n".join(_format_markdown_rows(comparison, metrics)) + "\n"
 
 

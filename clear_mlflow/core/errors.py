@@ -5,10 +5,11 @@ Every message names what was passed, what was expected, and what to do. Anything
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from clear_mlflow.core.credentials import mask_credentials
+from clear_mlflow.core.text import safe_repr
 
 
 class ClearError(Exception):
@@ -84,6 +85,17 @@ class TrainingDied(Exception):  # noqa: N818  (the name states what happened)
             if returncode < 0
             else f"the training process ended with exit code {returncode}"
         )
+
+
+def check_unused(arguments: Mapping[str, tuple[object, object]], reason: str) -> None:
+    """Raise ConfigError if an argument without effect was passed.
+
+    arguments: name to value and default. reason: why it has none, and what to do, as it follows
+    "NAME is VALUE".
+    """
+    for name, (value, default) in arguments.items():
+        if value != default:
+            raise ConfigError(f"{name} is {safe_repr(value)}{reason}", parameter=name)
 
 
 @contextmanager

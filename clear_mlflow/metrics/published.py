@@ -41,7 +41,6 @@ def forgetting_with_last(matrix: AccuracyMatrix) -> Value:
     Source: ``train_continual.py`` of google-research/l2p, dd8836e; the same line in KU-VGI/VIL (its
     issue 1) and in ``trainer.py`` of Estrella-fugaz/CVPR25-DUCT, ecfb579.
     """
-    require_trained(matrix, 2, "a past bucket")
     return compute_mean(_compute_drops(matrix)[..., :-1])
 
 
@@ -54,7 +53,6 @@ def forgetting_of_all_buckets(matrix: AccuracyMatrix) -> Value:
     Source: ``experiment/metrics.py`` of RaptorMai/online-continual-learning, 6175ca0, which its
     pull request 23 corrects.
     """
-    require_trained(matrix, 2, "a past bucket")
     return compute_mean(_compute_drops(matrix))
 
 
@@ -106,7 +104,6 @@ def weighted_forgetting(matrix: AccuracyMatrix) -> Value:
 
     Source: xialeiliu/GFR-IL, issue 7, which states the weighting without code.
     """
-    require_trained(matrix, 2, "a past bucket")
     drops = _compute_earlier_drops(matrix)
     return compute_mean(drops, get_test_counts(matrix, matrix.num_rows - 1))
 
@@ -121,9 +118,7 @@ def podnet_forgetting(matrix: AccuracyMatrix) -> Value:
     Source: ``inclearn/lib/metrics.py`` of arthurdouillard/incremental_learning.pytorch, 0738da5,
     if a bucket has ten classes.
     """
-    require_trained(matrix, 2, "a past bucket")
-    last, drops = matrix.num_rows - 1, _compute_earlier_drops(matrix)
-    newest = matrix.values[..., last, last]
+    drops, newest = _compute_earlier_drops(matrix), matrix.values[..., -1, matrix.num_rows - 1]
     return to_value((drops.sum(axis=-1) - newest) / (matrix.num_rows + 1))
 
 
@@ -250,7 +245,6 @@ def largest_forgetting(matrix: AccuracyMatrix) -> Value:
 
     Source: papers that report the worst task; `chaudhry/forgetting_since_trained` is the mean.
     """
-    require_trained(matrix, 2, "a past bucket")
     return to_value(_compute_earlier_drops(matrix).max(axis=-1))
 
 
@@ -345,6 +339,7 @@ def _select_triangle(matrix: AccuracyMatrix, fill: float = -np.inf) -> NDArray[n
 
 def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     """Return (..., k) drops from each bucket's best accuracy, at least 0."""
+    require_trained(matrix, 2, "a past bucket")
     values = _select_triangle(matrix)
     drops: NDArray[np.float64] = values.max(axis=-2) - values[..., -1, :]
     return drops
@@ -352,6 +347,7 @@ def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 def _compute_earlier_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     """Return the earlier buckets' drops from their best previous accuracy."""
+    require_trained(matrix, 2, "a past bucket")
     values = _select_triangle(matrix)[..., :-1]
     drops: NDArray[np.float64] = values[..., :-1, :].max(axis=-2) - values[..., -1, :]
     return drops

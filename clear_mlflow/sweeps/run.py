@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
+from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError, check_unused
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.session import check_files, check_parameters, complete_arguments
@@ -107,14 +107,10 @@ def build_engine(
             gpus=float(gpus) if gpus != AUTO else 0.0 if needs_no_gpu else None,
             jobs=None if jobs == AUTO else int(jobs),
         )
-    ray_options = {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, AUTO)}
-    for name, (value, default) in ray_options.items():
-        if value != default:
-            raise ConfigError(
-                f"{name} is {value!r}, which applies only to Ray; pass engine=ray as well, or "
-                "leave it out",
-                parameter=name,
-            )
+    check_unused(
+        {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, AUTO)},
+        ", which applies only to Ray; pass engine=ray as well, or leave it out",
+    )
     return LocalEngine(1 if jobs == AUTO else int(jobs), start)
 
 
