@@ -201,9 +201,9 @@ def load_arrays(folder: Path) -> list[tuple[Any, Any, Any, Any]]:
     (feature_folder,) = (folder / "cache" / "features" / NAME).iterdir()
     arrays = [torch.from_numpy(np.load(file)) for file in sorted(feature_folder.glob("*.npy"))]
     return [
-        (train, torch.tensor(bucket.train.labels), test, torch.tensor(bucket.test.labels))
-        for train, test, bucket in zip(
-            arrays[:BUCKETS], arrays[BUCKETS:], stream.buckets, strict=True
+        (train, torch.tensor(images.labels), test, torch.tensor(test_images.labels))
+        for train, test, images, test_images in zip(
+            arrays[:BUCKETS], arrays[BUCKETS:], stream.train, stream.test, strict=True
         )
     ]
 

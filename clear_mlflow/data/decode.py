@@ -564,11 +564,11 @@ def drop_undecodable(
         stream.images.take(np.flatnonzero(is_decodable)),
         warnings=(*(stream.dataset.warnings or ()), *messages),
     )
-    for bucket in decodable.buckets:
-        for split, images in (("train", bucket.train), (stream.dataset.split, bucket.test)):
+    for split, sets in (("train", decodable.train), (stream.dataset.split, decodable.test)):
+        for key, images in zip(stream.dataset.buckets, sets, strict=True):
             if not len(images):
                 raise DataError(
-                    f"none of bucket {bucket.key}'s {split} images can be decoded; the first "
+                    f"none of bucket {key}'s {split} images can be decoded; the first "
                     f"damaged image is {path_text(next(iter(damages)))}: unpack the dataset again"
                 )
     # A set without its damaged images is another one to the cache. It is decoded now, as the others

@@ -160,14 +160,9 @@ class ImageTable:
 
     def group_by_bucket(self, number: int) -> list[Rows]:
         """Return the rows of each of the first *number* buckets."""
-        return group_rows(self.buckets, number)
-
-
-def group_rows(codes: NDArray[np.int64], number: int) -> list[Rows]:
-    """Return the rows of each code from 0 to *number* - 1."""
-    order = np.lexsort((codes,))  # stable
-    bounds = np.searchsorted(codes[order], np.arange(number + 1)).tolist()
-    return [order[start:stop] for start, stop in pairwise(bounds)]
+        order = np.lexsort((self.buckets,))  # stable
+        bounds = np.searchsorted(self.buckets[order], np.arange(number + 1)).tolist()
+        return [order[start:stop] for start, stop in pairwise(bounds)]
 
 
 @dataclass(frozen=True, eq=False)

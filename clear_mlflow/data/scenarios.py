@@ -107,11 +107,11 @@ def apply_scenario(
         times=tuple(dataset.times[start] for start in starts[:-1]) if has_dates else (),
         scenario={"name": scenario, **asdict(parameters), "classes": classes},
     )
-    for bucket, group in zip(changed.buckets, groups, strict=True):
-        if not len(bucket.train) or not len(bucket.test):
+    for train, test, group in zip(changed.train, changed.test, groups, strict=True):
+        if not len(train) or not len(test):
             raise DataError(
-                f"dataset {dataset.name} has {len(bucket.train)} training and {len(bucket.test)} "
-                f"test images of {', '.join(group)[:200]} in that part of its time; expected some: "
+                f"dataset {dataset.name} has {len(train)} training and {len(test)} test images of "
+                f"{', '.join(group)[:200]} in that part of its time; expected some: "
                 "pass scenario_args=times=all, or another order"
             )
     return replace(changed, time_stream=stream)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
-from itertools import combinations, compress, product
+from itertools import combinations, compress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.text import format_count, safe_repr
 from clear_mlflow.data.cache import HashCache
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.images import TRAIN, ImageIndex, ImageTable, Rows, group_rows
+from clear_mlflow.data.images import TRAIN, ImageIndex, ImageTable, Rows
 
 AUTO = "auto"
 IID = "iid"
@@ -52,15 +52,6 @@ DIFFERENCES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Bucket:
-    """One step of the stream: training images, test or validation images."""
-
-    key: str
-    train: ImageTable
-    test: ImageTable
-
-
-@dataclass(frozen=True, eq=False)
 class BucketStream:
     """A dataset as buckets in time order, over the same classes."""
 
@@ -71,19 +62,24 @@ class BucketStream:
     time_stream: BucketStream | None = None  # in a scenario, the stream that it was made from
 
     @cached_property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """The images of each bucket, under ``streaming`` one set for both."""
-        keys = self.dataset.buckets
-        codes = 2 * self.images.buckets + self.images.is_test
-        sets = [self.images.take(rows) for rows in group_rows(codes, 2 * len(keys))]
-        tests = sets[::2] if self.dataset.protocol == STREAMING else sets[1::2]
-        return tuple(map(Bucket, keys, sets[::2], tests))
+    def train(self) -> tuple[ImageTable, ...]:
+        """The training images of each bucket."""
+        return self._divide(self.images.training_images)
+
+    @cached_property
+    def test(self) -> tuple[ImageTable, ...]:
+        """The test images of each bucket, under ``streaming`` its training images."""
+        is_streaming = self.dataset.protocol == STREAMING
+        return self.train if is_streaming else self._divide(self.images.test_images)
+
+    def _divide(self, images: ImageTable) -> tuple[ImageTable, ...]:
+        groups = images.group_by_bucket(len(self.dataset.buckets))
+        return tuple(images.take(rows) for rows in groups)
 
     @property
-    def image_sets(self) -> list[ImageTable]:
+    def image_sets(self) -> tuple[ImageTable, ...]:
         """Each set of images once: first the training sets, bucket by bucket."""
-        train = [bucket.train for bucket in self.buckets]
-        return train + [bucket.test for bucket in self.buckets if bucket.test is not bucket.train]
+        return self.train if self.test is self.train else self.train + self.test
 
     @property
     def has_vectors(self) -> bool:
@@ -409,7 +405,7 @@ def iter_with_progress(
 
 def build_evaluation_set(stream: BucketStream) -> EvaluationSet:
     """Return all buckets' test images: labels, hashes and file names."""
-    tests = [bucket.test for bucket in stream.buckets]
+    tests = stream.test
     contents = b"".join(bytes.fromhex(c)[:16] for images in tests for c in images.contents)
     return EvaluationSet(
         buckets=stream.dataset.buckets,
@@ -425,13 +421,11 @@ def describe_stream(stream: BucketStream) -> DatasetDescription:
     """Describe a stream, with a warning on missing training classes."""
     dataset, absent = stream.dataset, dict[str, dict[str, list[str]]]()
     expected = dataset.scenario.get("classes", [dataset.class_names] * len(dataset.buckets))
-    for split, (bucket, names) in product(
-        (TRAIN, TEST), zip(stream.buckets, expected, strict=True)
-    ):
-        labels = np.unique(getattr(bucket, split).labels).tolist()
-        present = {dataset.class_names[label] for label in labels}
-        if missing := [name for name in names if name not in present]:
-            absent.setdefault(split, {})[bucket.key] = missing
+    for split, sets in ((TRAIN, stream.train), (TEST, stream.test)):
+        for key, images, names in zip(dataset.buckets, sets, expected, strict=True):
+            present = {dataset.class_names[label] for label in np.unique(images.labels).tolist()}
+            if missing := [name for name in names if name not in present]:
+                absent.setdefault(split, {})[key] = missing
     pairs = [(name, key) for key, names in absent.get(TRAIN, {}).items() for name in names]
     warnings = [
         f"{len(pairs)} (class, bucket) pairs have no training images, for example class "
@@ -440,8 +434,8 @@ def describe_stream(stream: BucketStream) -> DatasetDescription:
     ]
     return replace(
         dataset,
-        num_test=tuple(len(bucket.test) for bucket in stream.buckets),
-        num_train=tuple(len(bucket.train) for bucket in stream.buckets),
+        num_test=tuple(map(len, stream.test)),
+        num_train=tuple(map(len, stream.train)),
         warnings=(*(dataset.warnings or ()), *warnings),
         absent_classes=absent,
     )

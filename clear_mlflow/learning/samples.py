@@ -125,14 +125,11 @@ class TrainingStream(ABC):
 
     def __init__(self, stream: BucketStream, device: torch.device) -> None:
         self.keys = stream.dataset.buckets
-        self.train_counts = tuple(len(bucket.train) for bucket in stream.buckets)
+        self.train_counts = tuple(map(len, stream.train))
         self.num_classes = len(stream.dataset.class_names)
         self._class_masks = _build_class_masks(stream.dataset)
         self.device = device
-        self._sets = {
-            TRAIN: tuple(bucket.train for bucket in stream.buckets),
-            TEST: tuple(bucket.test for bucket in stream.buckets),
-        }
+        self._sets = {TRAIN: stream.train, TEST: stream.test}
         # Mean and scale of vectors, (width,) each on the CPU; empty if they are not standardised.
         self.standardised: Mapping[str, Tensor] = {}
         # In a stream that does not wait: images of a bucket that were seen, (N,), ascending.

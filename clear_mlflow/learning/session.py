@@ -136,17 +136,18 @@ def check_stream(config: TrainConfig, stream: BucketStream) -> None:
             "buckets; nothing would be trained: pass fewer",
             parameter="label_delay",
         )
-    for bucket in stream.buckets if config.time_order == "on" else ():
+    sets = stream.train if config.time_order == "on" else ()
+    for key, images in zip(dataset.buckets, sets, strict=False):
         try:
-            bucket.train.time_order  # noqa: B018
+            images.time_order  # noqa: B018
         except DataError as error:
             raise ConfigError(
-                f"time_order is on, but bucket {bucket.key} of {dataset.name} {error}; pass a "
+                f"time_order is on, but bucket {key} of {dataset.name} {error}; pass a "
                 "dataset with a column of times and borders=UNIT (docs/own-streams.md), or "
                 "time_order=off",
                 parameter="time_order",
             ) from None
-    smallest = min(2, *(len(bucket.train) for bucket in stream.buckets))
+    smallest = min(2, *map(len, stream.train))
     if smallest == 1 or is_custom_function(config.model):  # others were tried without data
         _check_model(config, smallest, len(dataset.class_names))
 
@@ -184,9 +185,9 @@ def load_data(config: TrainConfig, progress: TrainingProgress) -> BucketStream:
 
 def _hash_time_order(stream: BucketStream) -> str:
     content = hashlib.sha256()
-    for bucket in stream.buckets:
-        for row in bucket.train.time_order.tolist():
-            content.update(bucket.train.contents[row].encode())
+    for images in stream.train:
+        for row in images.time_order.tolist():
+            content.update(images.contents[row].encode())
     return f"sha256:{content.hexdigest()}"
 
 

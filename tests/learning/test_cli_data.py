@@ -66,7 +66,7 @@ def test_a_name_belongs_to_one_precision(tmp_path):
     rounded = dataclasses.replace(extraction, arithmetic="tf32")
     folder = rounded.folder(stream, cache_dir=tmp_path)
     assert folder != extraction.folder(stream, cache_dir=tmp_path)
-    images = stream.buckets[0].train
+    images = stream.train[0]
     rounded.write(get_array_path(folder, 0), images, np.zeros((len(images), 3), np.float32))
     assert read_json(folder / "000.json")["arithmetic"] == "tf32"
     with pytest.raises(ConfigError, match="arithmetic 'tf32', not 'float32'; pass another --name"):

@@ -73,8 +73,8 @@ def test_features_equal_the_backbones_outputs(root, full_folder, backbone):
     stream, features = load_test_stream(root, full_folder), load_extracted(root, full_folder)
     assert features.width == 512
     body = torch.nn.Sequential(*list(backbone.model.children())[:-1], torch.nn.Flatten())
-    for bucket, rows in zip(stream.buckets, features.test, strict=True):
-        for path, row in zip(bucket.test.paths, rows, strict=True):
+    for images, rows in zip(stream.test, features.test, strict=True):
+        for path, row in zip(images.paths, rows, strict=True):
             pixels = functional.center_crop(functional.to_tensor(Image.open(path)), [32, 32])
             with torch.inference_mode():
                 expected = body(functional.normalize(pixels, IMAGENET_MEAN, IMAGENET_STD)[None])[0]
@@ -104,10 +104,10 @@ def test_an_interrupted_extraction_continues(root, full_folder, tmp_path, backbo
 def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen):
     stream = load_test_stream(root, full_folder, **chosen)
     features = load_features(stream, "mine", cache_dir=full_folder)
-    for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
-        for images, rows in ((bucket.train, train), (bucket.test, test)):
-            expected = compute_features(backbone.model, images, geometry=TINY, device=CPU)
-            np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
+    sets, arrays = stream.train + stream.test, features.train + features.test
+    for images, rows in zip(sets, arrays, strict=True):
+        expected = compute_features(backbone.model, images, geometry=TINY, device=CPU)
+        np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_features_of_another_decoder_are_not_used(root, folder, tmp_path, backbone, monkeypatch):

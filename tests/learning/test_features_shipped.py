@@ -69,11 +69,11 @@ def list_all_images(root):
 
 
 def assert_features_belong_to_images(features, stream, width=5):
-    for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
-        for images, rows in ((bucket.train, train), (bucket.test, test)):
-            assert rows.dtype == np.float32
-            expected = np.stack([vector(tail(path), width) for path in images.paths])
-            np.testing.assert_array_equal(rows, expected)
+    sets, arrays = stream.train + stream.test, features.train + features.test
+    for images, rows in zip(sets, arrays, strict=True):
+        assert rows.dtype == np.float32
+        expected = np.stack([vector(tail(path), width) for path in images.paths])
+        np.testing.assert_array_equal(rows, expected)
 
 
 @pytest.mark.parametrize("chosen", [{"protocol": "streaming"}, {"split": "0"}, {"split": "3"}])

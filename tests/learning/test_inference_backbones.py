@@ -118,10 +118,10 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
     extract_features(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
     features_by_name = {}
     features = load_features(stream, "mine", cache_dir=tmp_path)
-    for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
-        for images, rows in ((bucket.train, train), (bucket.test, test)):
-            names = (path.name for path in images.paths)
-            features_by_name |= dict(zip(names, rows, strict=True))
+    sets, arrays = stream.train + stream.test, features.train + features.test
+    for images, rows in zip(sets, arrays, strict=True):
+        names = (path.name for path in images.paths)
+        features_by_name |= dict(zip(names, rows, strict=True))
     white = Image.new("RGBA", picture.size, "white")
     for name, upright in [
         ("lying.png", Image.alpha_composite(white, picture).convert("RGB")),

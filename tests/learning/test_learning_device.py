@@ -260,7 +260,7 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
     options = {"geometry": EIGHT, "device": torch.device("cpu")}
     operations = watched_arithmetic(
-        monkeypatch, lambda: compute_features(model, stream.buckets[0].train, **options)
+        monkeypatch, lambda: compute_features(model, stream.train[0], **options)
     )
     assert operations == {(False, False, False)}
 
@@ -288,11 +288,11 @@ def test_features_are_extracted_in_batches_that_fit(tmp_path, limit, sizes):
     )
     model = Flat(limit)
     options = {"geometry": number, "device": torch.device("cpu")}
-    array = compute_features(model, stream.buckets[0].train, **options)
+    array = compute_features(model, stream.train[0], **options)
     assert sorted(array[:, 0].tolist()) == list(range(7))
     assert model.sizes == sizes
     with pytest.raises(RuntimeError, match="unable to find an engine"):
-        compute_features(Flat(0), stream.buckets[0].train, geometry=EIGHT, device=CPU)
+        compute_features(Flat(0), stream.train[0], geometry=EIGHT, device=CPU)
 
 
 def test_feature_extraction_does_not_wait_for_the_device(monkeypatch, tmp_path):
@@ -301,7 +301,7 @@ def test_feature_extraction_does_not_wait_for_the_device(monkeypatch, tmp_path):
     model, done = Flat(9), []
     with DeviceWaits(monkeypatch) as device:
         array = compute_features(
-            model, stream.buckets[0].train, geometry=EIGHT, device=DEVICE, on_image=done.append
+            model, stream.train[0], geometry=EIGHT, device=DEVICE, on_image=done.append
         )
     assert (device.waits, device.copies) == ([], 10)
     assert model.sizes == [2, 2, 2, 2, 1]

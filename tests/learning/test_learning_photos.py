@@ -18,14 +18,14 @@ def test_a_decoded_stream_has_every_file_in_its_bucket(tmp_path):
     held_out = decoded.test()
     assert held_out.counts == (2, 1, 4)
     assert held_out.bucket.tolist() == [0, 0, 1, 2, 2, 2, 2]
-    expected = np.concatenate([pixels[path] for b in stream.buckets for path in b.test.paths])
+    expected = np.concatenate([pixels[path] for b in stream.test for path in b.paths])
     assert np.array_equal(held_out.cut(0, 7).numpy().reshape(expected.shape), expected)
-    labels = np.concatenate([bucket.test.labels for bucket in stream.buckets])
+    labels = np.concatenate([bucket.labels for bucket in stream.test])
     assert held_out.labels.tolist() == labels.tolist()
-    for bucket_index, bucket in enumerate(stream.buckets):
+    for bucket_index, images in enumerate(stream.train):
         samples = decoded.train(bucket_index)
-        assert samples.labels.tolist() == bucket.train.labels.tolist()
-        expected = np.concatenate([pixels[path] for path in bucket.train.paths])
+        assert samples.labels.tolist() == images.labels.tolist()
+        expected = np.concatenate([pixels[path] for path in images.paths])
         assert np.array_equal(read_pixels(samples).numpy().reshape(expected.shape), expected)
 
 

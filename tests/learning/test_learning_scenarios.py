@@ -155,7 +155,7 @@ def test_predictions_of_a_task_are_its_classes(tmp_path, strategy):
         file = tmp_path / "row_005.safetensors"
         file.write_bytes(last.predictions)
         rows[scenario] = RowPredictions.load(file).labels
-    truth = np.concatenate([bucket.test.labels for bucket in made.stream.buckets])
+    truth = np.concatenate([bucket.labels for bucket in made.stream.test])
     assert (rows["task"] // 2 == truth // 2).all()
     same_task = rows["class"] // 2 == truth // 2
     assert (rows["class"] == rows["task"])[same_task].all()
@@ -177,4 +177,4 @@ def test_late_labels_of_new_classes_give_the_rows_of_earlier_models(scenario, st
     )
     correct = [row.correct for row in in_time]
     assert [row.correct for row in late] == [correct[0], *correct[:-1]]
-    assert len({*correct}) >= len(made.buckets)  # of one class, a task needs no training
+    assert len({*correct}) >= len(made.train)  # of one class, a task needs no training

@@ -36,11 +36,11 @@ def training(**changes):
 
 
 def raw(stream, bucket_index):
-    return stream.buckets[bucket_index].train.vectors[:]
+    return stream.train[bucket_index].vectors[:]
 
 
 def raw_tests(stream):
-    return np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
+    return np.concatenate([bucket.vectors[:] for bucket in stream.test])
 
 
 @pytest.mark.parametrize("standardise", ["first", "past"])

@@ -12,7 +12,7 @@ from clear_mlflow.learning.session import resolve_config
 def images_until(bucket_index):
     stream, features = made_up()
     rows = np.concatenate(features.train[: bucket_index + 1]).astype(np.float64)
-    return rows, np.concatenate([b.train.labels for b in stream.buckets[: bucket_index + 1]])
+    return rows, np.concatenate([b.labels for b in stream.train[: bucket_index + 1]])
 
 
 def held_out(buckets=None):

@@ -149,7 +149,7 @@ def test_the_file_has_the_times_of_each_batch():
 def test_equal_times_are_not_in_the_order_of_labels():
     """Tables are sorted by label: that would make runs of labels within a day."""
     stream, _ = made_up(((400, 20),))
-    table = add_times(stream, days=2).buckets[0].train
+    table = add_times(stream, days=2).train[0]
     rows = np.lexsort((table.contents, table.labels))
     ordered = table.take(rows).take(table.take(rows).time_order)
     assert ordered.files == table.take(table.time_order).files

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from layout_trees import list_buckets
 from released_layout import read_json, write_json, write_released
 
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -18,7 +19,7 @@ def trees(tmp_path_factory):
     divided = tmp_path_factory.mktemp("divided")
     for part in ("train", "test"):
         shutil.copytree(full_tree / "train", divided / part)
-    for bucket in stream.buckets:
+    for bucket in list_buckets(stream):
         held_out = {(path.parent.name, path.stem) for path in bucket.test.paths}
         assert len(held_out) == 3
         for part in ("train", "test"):

@@ -21,7 +21,7 @@ from clear_mlflow.tracking.tracked_training import train_in_process
 
 def test_the_untrained_linear_head_predicts_the_first_class():
     stream, _ = made_up()
-    firsts = tuple(int((bucket.test.labels == 0).sum()) for bucket in stream.buckets)
+    firsts = tuple(int((bucket.labels == 0).sum()) for bucket in stream.test)
     assert train_rows(config(seed=1))[0] == train_rows(config(seed=2))[0] == firsts
 
 
@@ -30,9 +30,9 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
     placed = FeatureStream(stream, features, device=torch.device("cpu"))
     assert placed.keys == ("1", "2", "3")
     assert placed.train_counts == (30, 17, 24)
-    for i, bucket in enumerate(stream.buckets):
+    for i, images in enumerate(stream.train):
         np.testing.assert_array_equal(placed.train(i).images.numpy(), features.train[i])
-        np.testing.assert_array_equal(placed.train(i).labels.numpy(), bucket.train.labels)
+        np.testing.assert_array_equal(placed.train(i).labels.numpy(), images.labels)
     held_out = placed.test()
     np.testing.assert_array_equal(held_out.images.numpy(), np.concatenate(features.test))
     np.testing.assert_array_equal(held_out.bucket.numpy(), np.repeat([0, 1, 2], [20, 9, 13]))
@@ -41,7 +41,7 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
     samples = placed.select(indices)
     expected = [features.train[2][5], features.train[0][1], features.train[2][0]]
     np.testing.assert_array_equal(samples.images.numpy(), expected)
-    classes = [stream.buckets[b].train.labels[n] for b, n in ((2, 5), (0, 1), (2, 0))]
+    classes = [stream.train[b].labels[n] for b, n in ((2, 5), (0, 1), (2, 0))]
     assert samples.labels.tolist() == classes
 
 

@@ -198,23 +198,23 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
     training = prepare_training(resolve_config(TrainConfig.resolve(parameters)), TrainingProgress())
     train_in_process(store, training, parameters)
     is_task = parameters.get("scenario") == "task"
-    buckets = training.stream.buckets
+    keys, sets = training.dataset.buckets, training.stream.test
     if "features" in parameters:
         features = load_features(training.stream, "pixels", cache_dir=default_cache_dir())
         inputs = [np.asarray(of_bucket) for of_bucket in features.test]
     else:
-        images = ([path.read_bytes() for path in bucket.test.paths] for bucket in buckets)
+        images = ([path.read_bytes() for path in images.paths] for images in sets)
         inputs = [pd.DataFrame({"image": of_bucket}) for of_bucket in images]
     runs = [run for run in store.search_runs([experiment_id]) if stored_models(store, run)]
     assert len(runs) == (2 if "seeds" in parameters else 1)
     for run in runs:
         models = stored_models(store, run)
-        assert sorted(models) == list(range(len(buckets) + 1))
-        for row in (0, 2, len(buckets)):
+        assert sorted(models) == list(range(len(sets) + 1))
+        for row in (0, 2, len(sets)):
             model = mlflow.pyfunc.load_model(f"models:/{models[row].model_id}")
             predictions = pd.concat(
-                model.predict(of_bucket, params={"bucket": bucket.key} if is_task else None)
-                for bucket, of_bucket in zip(buckets, inputs, strict=True)
+                model.predict(of_bucket, params={"bucket": key} if is_task else None)
+                for key, of_bucket in zip(keys, inputs, strict=True)
             )
             file = artifact_folder(run) / "predictions" / format_predictions_file_name(row)
             stored = RowPredictions.load(file)

@@ -5,9 +5,11 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from released_layout import write_image, write_json, write_metadata
 
+from clear_mlflow.data.images import ImageTable
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -166,8 +168,20 @@ def as_photos(
             ]
             for part, images in (("train", bucket.train), ("test", bucket.test))
         }
-        for bucket in stream.buckets
+        for bucket in list_buckets(stream)
     }
+
+
+class BucketSets(NamedTuple):
+    """The images of one bucket."""
+
+    key: str
+    train: ImageTable
+    test: ImageTable
+
+
+def list_buckets(stream: BucketStream) -> list[BucketSets]:
+    return [*map(BucketSets, stream.dataset.buckets, stream.train, stream.test)]
 
 
 def _write_lines(file: Path, lines: Iterable[str], final_newline: bool) -> None:

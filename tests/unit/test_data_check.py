@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from layout_trees import LAYOUTS, Photos
+from layout_trees import LAYOUTS, Photos, list_buckets
 from one_line_errors import check_error
 from PIL import Image
 from released_layout import read_json, write_image, write_json, write_released
@@ -285,7 +285,7 @@ def test_names_are_shown_escaped(tmp_path):
 def test_a_leak_is_reported_if_only_the_loader_knows_the_test_set(tmp_path):
     """The split decides whether a copy within a class is a leak."""
     root = LAYOUTS["challenge"](tmp_path / "root", PHOTOS)
-    bucket = load_stream("x", str(root), cache_dir=tmp_path).buckets[0]
+    bucket = list_buckets(load_stream("x", str(root), cache_dir=tmp_path))[0]
     source = next(p for p in bucket.test.paths if p.parent.name == "bus")
     target = next(p for p in bucket.train.paths if p.parent.name == "bus")
     shutil.copyfile(source, target)

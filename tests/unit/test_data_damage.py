@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layout_trees import LAYOUTS, Photo, Photos, find_contents
+from layout_trees import LAYOUTS, Photo, Photos, find_contents, list_buckets
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
@@ -231,7 +231,7 @@ def load(root: Path, options: tuple[str, str]) -> BucketStream:
 def check(stream: BucketStream, full_run: Whole, options: tuple[str, str], tree: Tree) -> None:
     released = (options == ("iid", "auto")) and stream.layout == "released"
     seen_contents: set[str] = set()
-    for bucket in stream.buckets:
+    for bucket in list_buckets(stream):
         for part, images in (("train", bucket.train), ("test", bucket.test)):
             for path, label, content in zip(
                 images.paths, images.labels.tolist(), images.contents, strict=True

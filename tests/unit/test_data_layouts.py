@@ -88,7 +88,7 @@ def test_auto_uses_the_released_test_set_or_else_split_0(trees, layout):
 def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
     streams = [load(root, protocol, split) for root in trees.values()]
     assert len({stream.dataset.digest for stream in streams}) == 1
-    one_set = {bucket.test is bucket.train for stream in streams for bucket in stream.buckets}
+    one_set = {stream.test is stream.train for stream in streams}
     assert one_set == {protocol == "streaming"}
 
 
@@ -104,7 +104,7 @@ def test_eleven_buckets_and_classes_with_spaces_and_final_newlines(
     photos = Photos(buckets, test_buckets=test_buckets, classes=classes, train=2, test=1)
     root = LAYOUTS[layout](tmp_path, photos, final_newline=final_newline)
     stream = load(root, split="0")
-    assert [bucket.key for bucket in stream.buckets] == photos.in_order
+    assert list(stream.dataset.buckets) == photos.in_order
     assert stream.dataset.class_names == photos.classes
     photos_by_key = as_photos(stream, find_contents(root, photos))
     for key in buckets:
@@ -174,7 +174,7 @@ def test_an_invalid_stored_split_is_rejected(tmp_path, edit, words):
 def test_too_few_images_for_a_test_set_are_an_error(tmp_path):
     root = write_challenge(tmp_path, Photos(classes=("a", "b", "c"), train=1))
     assert "has 3 images, of which 0 would be held out" in refusal(root)
-    assert len(load(root, "streaming").buckets[0].test) == 3
+    assert len(load(root, "streaming").test[0]) == 3
 
 
 def test_a_missing_test_set_is_an_error(tmp_path):
@@ -288,14 +288,16 @@ def test_unexpected_challenge_folders_are_an_error(tmp_path):
     root = write_challenge(tmp_path / "hidden", PHOTOS)
     (root / "labeled_images/.DS_Store").write_text("x")
     (root / "labeled_images/1/bus/._1.jpg").write_text("x")
-    assert len(load(root).buckets) == 3
+    assert len(load(root).train) == 3
 
 
 def test_the_embedded_dataset_supports_protocols(digits_cache):
     without_protocol = load_stream("digits", "auto", cache_dir=digits_cache)
     streaming = load_stream("digits", "auto", cache_dir=digits_cache, protocol="streaming")
     split = load_stream("digits", "auto", cache_dir=digits_cache, split="1")
-    contents = [[b.train.contents for b in s.buckets] for s in (streaming, without_protocol)]
+    contents = [[b.contents for b in s.train] for s in (streaming, without_protocol)]
     assert contents[0] == contents[1]
-    assert all(bucket.test is bucket.train for bucket in streaming.buckets)
-    assert [(len(b.train), len(b.test)) for b in split.buckets] == [(84, 36)] * 10
+    assert streaming.test is streaming.train
+    assert [
+        (len(train), len(test)) for train, test in zip(split.train, split.test, strict=True)
+    ] == [(84, 36)] * 10

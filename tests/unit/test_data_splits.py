@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_trees import LAYOUTS, Photo, Photos, write_released
+from layout_trees import LAYOUTS, Photo, Photos, list_buckets, write_released
 from one_line_errors import check_error
 
 from clear_mlflow.core.errors import ConfigError, DataError
@@ -57,7 +57,7 @@ def literal_tenth(photos: list[Photo]) -> set[str]:
 def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
     stream = load(trees[layout])
     released = layout in ("released", "unpacked")
-    for bucket in stream.buckets:
+    for bucket in list_buckets(stream):
         photos = PHOTOS.of("train", bucket.key)
         if not released:
             held_out = draw_split(len(photos), 0)
@@ -75,7 +75,7 @@ def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
 def test_a_numbered_split_has_its_own_validation(trees):
     for root in trees.values():
         tested, chosen = load(root, "3"), load(root, "validation:3")
-        for bucket, validated in zip(tested.buckets, chosen.buckets, strict=True):
+        for bucket, validated in zip(list_buckets(tested), list_buckets(chosen), strict=True):
             assert ids(validated.train) | ids(validated.test) == ids(bucket.train)
             assert not ids(validated.train) & ids(validated.test)
         assert chosen.dataset.division == "validation:3"
@@ -119,7 +119,7 @@ def test_the_released_test_set_is_not_read(trees, tmp_path):
 
 def test_too_few_images_are_a_one_line_error(tmp_path):
     pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
-    assert [len(bucket.test) for bucket in load(pair).buckets] == [1, 1, 1]
+    assert [len(bucket) for bucket in load(pair).test] == [1, 1, 1]
     single = write_released(tmp_path / "one", Photos(classes=("bus",), train=1))
     check_error(DataError, "has 1 image, of which 0 would be held out for val", load, single)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from layout_trees import list_buckets
 from one_line_errors import check_error
 from released_layout import write_released
 
@@ -36,7 +37,7 @@ def sound(stream: BucketStream, cache: Path, damaged: str, **options) -> tuple[B
 
 
 def break_images(stream: BucketStream) -> list[Path]:
-    first, last = stream.buckets[0], stream.buckets[-1]
+    first, last = list_buckets(stream)[0], list_buckets(stream)[-1]
     broken = [first.train.paths[1], last.train.paths[-1], last.test.paths[0]]
     for number, path in enumerate(broken):
         path.write_bytes(HTML + bytes([number]))  # no two of them are copies of one another
@@ -50,10 +51,10 @@ def test_an_undamaged_stream_is_unchanged(root, cache, damaged):
     checked, left_out = sound(stream, cache, damaged, **options)
     assert checked is stream
     assert left_out == 0
-    total = sum(len(b.train) + len(b.test) for b in stream.buckets)
+    total = sum(map(len, stream.image_sets))
     assert reported[-1] == (total, total)
     assert [done for done, _ in reported] == sorted(done for done, _ in reported)
-    assert len(list(cache.glob("*.npy"))) == 2 * len(stream.buckets)
+    assert len(list(cache.glob("*.npy"))) == len(stream.image_sets)
 
 
 def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
@@ -75,7 +76,7 @@ def test_left_out_images_are_not_in_sets_digest_or_counts_and_are_reported(root,
         assert warning.startswith(f"{path} is not used: it cannot be decoded: ")
         assert len(warning.splitlines()) == 1
     assert checked.dataset.digest not in (stream.dataset.digest, "")
-    for before, after in zip(stream.buckets, checked.buckets, strict=True):
+    for before, after in zip(list_buckets(stream), list_buckets(checked), strict=True):
         for images, remaining in ((before.train, after.train), (before.test, after.test)):
             remaining_indices = [i for i, path in enumerate(images.paths) if path not in broken]
             assert remaining.paths == tuple(images.paths[i] for i in remaining_indices)
@@ -90,13 +91,13 @@ def test_remaining_images_are_cached_before_training(root, cache):
     break_images(read(root, cache))
     stream, reported = read(root, cache), []
     checked, _ = sound(stream, cache, "leave_out", on_image=lambda *counts: reported.append(counts))
-    num_remaining = sum(len(b.train) + len(b.test) for b in checked.buckets)
+    num_remaining = sum(map(len, checked.image_sets))
     assert reported[-1] == (num_remaining, num_remaining)
     before = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
     again, _ = sound(stream, cache, "leave_out")
     assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == before
     shutil.rmtree(root)
-    for bucket in again.buckets:
+    for bucket in list_buckets(again):
         for images in (bucket.train, bucket.test):
             pixels = DecodedCache(cache).load(images, Resize(10))
             assert len(pixels.sizes) == len(images)
@@ -114,12 +115,12 @@ def test_a_set_for_training_and_tests_stays_one_set(root, cache):
     assert reported[-1] == (25, 25)
     numbers = [done for done, total in reported if total == 27]
     assert numbers == sorted(numbers)
-    assert all(bucket.test is bucket.train for bucket in checked.buckets)
+    assert checked.test is checked.train
 
 
 def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path, cache):
     root = write_released(tmp_path / "many", train=50)
-    train = [p for b in read(root, cache).buckets for p in b.train.paths]
+    train = [p for b in read(root, cache).train for p in b.paths]
     for n, path in enumerate(train[::3]):
         path.write_bytes(HTML + bytes(str(n), "ascii"))
     stream = read(root, cache)
@@ -130,7 +131,7 @@ def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path, cache):
 
 
 def test_a_bucket_without_remaining_images_is_an_error(root, cache):
-    for n, path in enumerate(read(root, cache).buckets[1].test.paths):
+    for n, path in enumerate(read(root, cache).test[1].paths):
         path.write_bytes(HTML + bytes([n]))
     with pytest.raises(DataError, match="none of bucket 2's test images can be decoded"):
         sound(read(root, cache), cache, "leave_out")
@@ -138,7 +139,7 @@ def test_a_bucket_without_remaining_images_is_an_error(root, cache):
 
 def test_a_missing_file_is_not_a_damaged_one(root, cache):
     stream = read(root, cache)
-    gone = stream.buckets[0].train.paths[0]
+    gone = stream.train[0].paths[0]
     gone.unlink()
     with pytest.raises(DataError, match="cannot be read"):
         sound(stream, cache, "leave_out")

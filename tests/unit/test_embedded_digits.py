@@ -32,15 +32,14 @@ def test_digest_is_the_same_everywhere(stream):
 
 
 def test_ten_balanced_buckets(stream):
-    assert [bucket.key for bucket in stream.buckets] == [str(n) for n in range(1, 11)]
+    assert list(stream.dataset.buckets) == [str(n) for n in range(1, 11)]
     assert stream.dataset.class_names == tuple("0123456789")
-    for bucket in stream.buckets:
-        assert np.bincount(bucket.train.labels).tolist() == [12] * 10
-        assert np.bincount(bucket.test.labels).tolist() == [5] * 10
+    assert {tuple(np.bincount(images.labels).tolist()) for images in stream.train} == {(12,) * 10}
+    assert {tuple(np.bincount(images.labels).tolist()) for images in stream.test} == {(5,) * 10}
 
 
 def test_every_image_shows_a_different_scan(stream):
-    images = [images for bucket in stream.buckets for images in (bucket.train, bucket.test)]
+    images = stream.image_sets
     scans = [int(path.stem) for of_part in images for path in of_part.paths]
     labels = np.concatenate([of_part.labels for of_part in images])
     assert len(set(scans)) == len(scans) == 1700

@@ -34,7 +34,10 @@ def test_digest_is_the_same_everywhere(stream):
 
 
 def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
-    by_bucket = [(read_scans(b.train.paths), read_scans(b.test.paths)) for b in stream.buckets]
+    by_bucket = [
+        (read_scans(train.paths), read_scans(test.paths))
+        for train, test in zip(stream.train, stream.test, strict=True)
+    ]
     assert sorted(np.concatenate([scans for pair in by_bucket for scans in pair])) == [*range(1797)]
     ends = [(np.concatenate(pair).min(), np.concatenate(pair).max()) for pair in by_bucket]
     assert ends[0][0] == 0
@@ -43,19 +46,18 @@ def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
 
 
 def test_each_bucket_has_enough_of_every_digit(stream):
-    assert [len(bucket.train) for bucket in stream.buckets] == [176, 180, 180, 175, 179, 178, 174]
-    assert [len(bucket.test) for bucket in stream.buckets] == [80, 80, 80, 78, 79, 80, 78]
-    for bucket in stream.buckets:
-        assert np.bincount(bucket.train.labels, minlength=10).min() >= 15
-        assert np.bincount(bucket.test.labels, minlength=10).min() >= 7
+    assert [len(bucket) for bucket in stream.train] == [176, 180, 180, 175, 179, 178, 174]
+    assert [len(bucket) for bucket in stream.test] == [80, 80, 80, 78, 79, 80, 78]
+    for train, test in zip(stream.train, stream.test, strict=True):
+        assert np.bincount(train.labels, minlength=10).min() >= 15
+        assert np.bincount(test.labels, minlength=10).min() >= 7
 
 
 def test_images_are_the_scans_themselves(stream):
     scans = load_digits()
-    for bucket in stream.buckets:
-        for images in (bucket.train, bucket.test):
-            assert images.labels.tolist() == scans.target[read_scans(images.paths)].tolist()
-    for path in stream.buckets[3].test.paths:
+    for images in stream.image_sets:
+        assert images.labels.tolist() == scans.target[read_scans(images.paths)].tolist()
+    for path in stream.test[3].paths:
         with Image.open(path) as image:
             pixels = np.asarray(image)
         expected = scans.images[int(path.stem)] * 255 // 16
@@ -76,7 +78,10 @@ def gap(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[float
 
 def test_another_writer_is_harder_and_a_shuffled_order_is_not(stream):
     """About 14 points between own and other buckets. A random order of scans has no difference."""
-    parts = [(read_scans(b.train.paths), read_scans(b.test.paths)) for b in stream.buckets]
+    parts = [
+        (read_scans(train.paths), read_scans(test.paths))
+        for train, test in zip(stream.train, stream.test, strict=True)
+    ]
     own, others = gap(parts)
     assert 0.96 < own < 1
     assert 0.12 < own - others < 0.17

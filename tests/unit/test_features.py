@@ -44,11 +44,10 @@ def test_the_embedded_dataset_has_them(digits, tmp_path):
     again = load_features(digits, PIXELS, cache_dir=tmp_path / "other")
     assert features.width == 768
     assert features.digest == again.digest
-    for bucket, train, test in zip(digits.buckets, features.train, features.test, strict=True):
-        assert train.shape == (len(bucket.train), 768)
-        assert test.shape == (len(bucket.test), 768)
+    assert [array.shape for array in features.train] == [(len(i), 768) for i in digits.train]
+    assert [array.shape for array in features.test] == [(len(i), 768) for i in digits.test]
     assert features.train[3].dtype == np.float32
-    with Image.open(digits.buckets[3].train.paths[7]) as image:
+    with Image.open(digits.train[3].paths[7]) as image:
         small = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR))
     np.testing.assert_allclose(features.train[3][7] * 510 + 127.5, small.ravel(), atol=1e-4)
     assert reported[-1] == (1700, 1700)

@@ -41,7 +41,7 @@ def load(tmp_path: Path, borders: str, **options: str):
 def test_a_table_divided_by_time_has_the_times_of_its_rows(tmp_path: Path) -> None:
     """In seconds, UTC, whatever the zone in which they are written."""
     stream = load(tmp_path, "year")
-    sets = [bucket.train for bucket in stream.buckets]
+    sets = stream.train
     times = [table.times[table.time_order].tolist() for table in sets]
     assert times == [
         [FIRST, FIRST + 10 * 3600, FIRST + DAY],
@@ -70,7 +70,7 @@ def test_a_table_with_its_own_buckets_has_no_times(tmp_path: Path) -> None:
     stream = load(tmp_path, "none", order="first:second")
     assert stream.images.times is None
     with pytest.raises(DataError, match="lacks times"):
-        stream.buckets[0].train.time_order  # noqa: B018
+        stream.train[0].time_order  # noqa: B018
 
 
 def test_entries_of_a_function_may_have_a_time() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from layout_trees import list_buckets
 from one_line_errors import check_error
 from released_layout import read_any, read_json, write_image, write_json, write_released
 
@@ -56,7 +57,7 @@ def as_literal(stream: BucketStream) -> dict[str, dict[str, list[tuple[str, str]
             ]
             for split, images in (("train", bucket.train), ("test", bucket.test))
         }
-        for bucket in stream.buckets
+        for bucket in list_buckets(stream)
     }
 
 
@@ -72,8 +73,10 @@ def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, ex
     assert stream.dataset.class_names == ("bus", "camera", "sweater")
     assert stream.dataset.name == "clear10"
     assert stream.dataset.warnings == ()
-    assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(9, 6), (9, 6)]
-    assert not stream.buckets[0].train.labels.flags.writeable
+    assert [
+        (len(train), len(test)) for train, test in zip(stream.train, stream.test, strict=True)
+    ] == [(9, 6), (9, 6)]
+    assert not stream.train[0].labels.flags.writeable
 
 
 def test_the_root_and_files_within_it_may_be_links(root, tmp_path):

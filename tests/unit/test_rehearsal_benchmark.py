@@ -45,6 +45,6 @@ def test_its_archives_are_served_downloaded_and_loaded(rehearsal, tmp_path, monk
         server.server_close()
     assert check_dataset(str(tmp_path / "root")).problems == ()
     stream = read_any(tmp_path / "root", name="clear10")
-    assert [len(bucket.train) for bucket in stream.buckets] == [2 * 4] * 11
-    assert all(2 <= len(bucket.test) <= 2 * 3 for bucket in stream.buckets)
+    assert [len(bucket) for bucket in stream.train] == [2 * 4] * 11
+    assert all(2 <= len(bucket) <= 2 * 3 for bucket in stream.test)
     assert len(set(stream.images.contents)) == len(stream.images)

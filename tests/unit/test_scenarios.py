@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from layout_trees import list_buckets
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import Entry, build_index
@@ -33,19 +34,21 @@ def made(*, without=(), split="2", protocol="iid"):
 
 def contents(stream, split):
     label_by_content = {}
-    for bucket in stream.buckets:
+    for bucket in list_buckets(stream):
         images = getattr(bucket, split)
         label_by_content |= zip(images.contents, images.labels.tolist(), strict=True)
     return label_by_content
 
 
 def list_classes(stream, split):
-    sets = (np.unique(getattr(bucket, split).labels) for bucket in stream.buckets)
+    sets = (np.unique(getattr(bucket, split).labels) for bucket in list_buckets(stream))
     return [[stream.dataset.class_names[label] for label in labels] for labels in sets]
 
 
 def sides(stream):
-    return [(b.key, sorted(b.train.contents), sorted(b.test.contents)) for b in stream.buckets]
+    return [
+        (b.key, sorted(b.train.contents), sorted(b.test.contents)) for b in list_buckets(stream)
+    ]
 
 
 def test_domain_is_the_stream_itself():
@@ -57,15 +60,15 @@ def test_each_bucket_has_its_own_classes():
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
     assert list_classes(scenario, "train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
-    assert [b.key for b in scenario.buckets] == ["1", "2", "3", "4"]
+    assert list(scenario.dataset.buckets) == ["1", "2", "3", "4"]
     dataset = scenario.dataset
     assert (dataset.name, dataset.class_names, dataset.times) == ("made (class)", NAMES, ())
     for split in ("train", "test"):
         assert contents(scenario, split) == contents(stream, split)
-    for bucket, classes in zip(scenario.buckets, list_classes(scenario, "test"), strict=True):
+    for bucket, classes in zip(list_buckets(scenario), list_classes(scenario, "test"), strict=True):
         assert {scenario.dataset.class_names[label] for label in bucket.test.labels} == set(classes)
         for content, vector in zip(bucket.test.contents, bucket.test.vectors[:], strict=True):
-            where = next(b.test for b in stream.buckets if content in b.test.contents)
+            where = next(b for b in stream.test if content in b.contents)
             assert where.vectors[:][where.contents.index(content)].tolist() == vector.tolist()
 
 
@@ -73,24 +76,25 @@ def test_in_the_streams_own_time_new_classes_come_with_drift():
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 4})
     assert [*map(str, scenario.dataset.times)] == ["2004-01-01", "2006-01-01"]
-    for bucket, years, classes in zip(
-        scenario.buckets, (stream.buckets[:2], stream.buckets[2:]), ("abcd", "efg"), strict=True
-    ):
+    halves = stream.train[:2], stream.train[2:]
+    for images, years, classes in zip(scenario.train, halves, ("abcd", "efg"), strict=True):
         expected = {
             content
             for year in years
-            for content, label in zip(year.train.contents, year.train.labels, strict=True)
+            for content, label in zip(year.contents, year.labels, strict=True)
             if NAMES[label] in classes
         }
-        assert set(bucket.train.contents) == expected
+        assert set(images.contents) == expected
 
 
 def test_remaining_years_go_to_the_later_buckets():
     stream = made()
     buckets = apply_scenario(stream, "class", {"classes_per_bucket": 3})
     assert [day.year for day in buckets.dataset.times] == [2004, 2005, 2006]
-    year_of = {content: year.key for year in stream.buckets for content in year.train.contents}
-    years = [{year_of[content] for content in bucket.train.contents} for bucket in buckets.buckets]
+    year_of = {
+        content: year.key for year in list_buckets(stream) for content in year.train.contents
+    }
+    years = [{year_of[content] for content in bucket.contents} for bucket in buckets.train]
     assert years == [{"2004"}, {"2005"}, {"2006", "2007"}]
 
 
@@ -154,7 +158,7 @@ def list_images(stream):
     return [
         (key, content, stream.dataset.class_names[label], is_test)
         for key, (train, test) in (
-            (bucket.key, (bucket.train, bucket.test)) for bucket in stream.buckets
+            (bucket.key, (bucket.train, bucket.test)) for bucket in list_buckets(stream)
         )
         for is_test, images in ((False, train), (True, test))
         for content, label in zip(images.contents, images.labels.tolist(), strict=True)
@@ -163,7 +167,7 @@ def list_images(stream):
 
 def divide_by_loops(stream, size, order, times):
     """Return what list_images of a scenario should return, or None if it is impossible."""
-    names, periods = list(stream.dataset.class_names), [b.key for b in stream.buckets]
+    names, periods = list(stream.dataset.class_names), list(stream.dataset.buckets)
     if order.startswith("seed:"):
         random.Random(int(order[5:])).shuffle(names)
     elif order != "labels":
@@ -220,6 +224,6 @@ def test_a_scenario_is_what_loops_over_its_images_select(
     described = describe_stream(scenario)
     for counts, is_test in ((described.num_train, False), (described.num_test, True)):
         keys = Counter(key for key, *_, side in expected if side == is_test)
-        assert counts == tuple(keys[bucket.key] for bucket in scenario.buckets)
+        assert counts == tuple(keys[bucket] for bucket in scenario.dataset.buckets)
     task = apply_scenario(stream, "task", arguments)
     assert list_images(task) == images

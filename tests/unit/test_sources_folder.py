@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from layout_trees import list_buckets
 from one_line_errors import check_error
 from own_streams import CLASSES, YEARS, load_source, write_years
 
@@ -45,8 +46,8 @@ def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
     assert stream.layout == "folder"
     assert stream.dataset.source == str(split_root)
     assert (stream.dataset.class_names, stream.dataset.warnings) == (CLASSES, ())
-    assert tuple(bucket.key for bucket in stream.buckets) == YEARS
-    for bucket in stream.buckets:
+    assert tuple(stream.dataset.buckets) == YEARS
+    for bucket in list_buckets(stream):
         assert names(bucket.test) == [f"{bucket.key}-{c}-test-{i}" for c in CLASSES for i in (0, 1)]
         expected = [f"{bucket.key}-{c}-train-{i}" for c in CLASSES for i in range(10)]
         assert names(bucket.train) == expected
@@ -66,7 +67,7 @@ def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
 def test_buckets_are_in_the_order_of_their_numbers_or_dates(tmp_path, keys, times):
     write_years(tmp_path / "photos", buckets=keys[::-1], train=4)
     stream = load(tmp_path / "photos")
-    assert [bucket.key for bucket in stream.buckets] == keys
+    assert list(stream.dataset.buckets) == keys
     assert [*map(str, stream.dataset.times)] == times
 
 
@@ -85,7 +86,7 @@ def test_bucket_names_without_an_order_need_one(tmp_path):
     write_years(tmp_path / "photos", buckets=("spring", "autumn"), train=4)
     check_error(DataError, "order=FIRST:SECOND", load, tmp_path / "photos")
     stream = load(tmp_path / "photos", order="spring:autumn")
-    assert [bucket.key for bucket in stream.buckets] == ["spring", "autumn"]
+    assert list(stream.dataset.buckets) == ["spring", "autumn"]
     for order, message in (
         ("spring:autumn:autum", "bucket 'autum' is not in the data"),
         ("spring", "bucket 'autumn' is only in the data"),
@@ -252,5 +253,5 @@ def test_stored_predictions_name_numbered_classes_in_the_order_of_their_labels(t
     stream = load(tmp_path / "photos")
     images = build_evaluation_set(stream)
     assert images.class_names == stream.dataset.class_names == ("2", "10")
-    tested = [path.parent.name for bucket in stream.buckets for path in bucket.test.paths]
+    tested = [path.parent.name for bucket in stream.test for path in bucket.paths]
     assert [images.class_names[label] for label in images.label] == tested

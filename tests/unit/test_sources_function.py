@@ -116,7 +116,7 @@ def test_a_function_returns_the_stream_of_the_folder(root):
         "name": "years", "licence": "CC0", "first": 2005, "upper": True, "share": 1.0
     }  # fmt: skip
     stream = load(root, "years", **arguments)
-    assert [bucket.key for bucket in stream.buckets] == list(YEARS[1:])
+    assert list(stream.dataset.buckets) == list(YEARS[1:])
     assert stream.dataset.class_names == ("BUS", "CAMERA")
     assert stream.dataset.licence == "CC0"
     with pytest.raises(ConfigError, match="expected a whole number"):
@@ -164,7 +164,7 @@ def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
         write_image(tmp_path / "all" / f"{seed}.png", size=(8, 8), seed=seed)
     stream = load_source("photos:by_year", tmp_path / "all", first=2005)
     sys.modules.pop("photos")
-    assert [bucket.key for bucket in stream.buckets] == ["2005", "2006"]
+    assert list(stream.dataset.buckets) == ["2005", "2006"]
     assert stream.dataset.class_names == CLASSES
 
 

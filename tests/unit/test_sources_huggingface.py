@@ -64,17 +64,17 @@ def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buc
     assert (dataset.layout, dataset.dataset.name) == ("huggingface", "saved")
     assert dataset.dataset.class_names == CLASSES
     assert dataset.dataset.source == str(root)
-    for bucket, folder_bucket in zip(dataset.buckets, folder.buckets, strict=True):
-        assert bucket.key == folder_bucket.key
-        assert bucket.train.contents == folder_bucket.train.contents
-        assert [p.name for p in bucket.test.paths] == [p.name for p in folder_bucket.test.paths]
-        assert bucket.test.labels.tolist() == folder_bucket.test.labels.tolist()
+    assert dataset.dataset.buckets == folder.dataset.buckets
+    for images, expected in zip(dataset.image_sets, folder.image_sets, strict=True):
+        assert images.contents == expected.contents
+        assert [p.name for p in images.paths] == [p.name for p in expected.paths]
+        assert images.labels.tolist() == expected.labels.tolist()
 
 
 def test_images_are_written_once_and_again_if_they_are_missing(saved, tmp_path):
     _, root = saved
     first = load(root, cache=tmp_path)
-    paths = [path for bucket in first.buckets for path in bucket.train.paths]
+    paths = [path for bucket in first.train for path in bucket.paths]
     assert all(path.is_relative_to(tmp_path / "huggingface-v1") for path in paths)
     before = [path.stat().st_mtime_ns for path in paths]
     paths[0].unlink()
@@ -90,7 +90,7 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
     dataset = as_dataset(tmp_path / "photos", rows)
     dataset.save_to_disk(str(tmp_path / "plain"))
     stream = load(tmp_path / "plain", protocol="streaming")
-    assert [len(bucket.train) for bucket in stream.buckets] == [9, 8, 8]
+    assert [len(bucket) for bucket in stream.train] == [9, 8, 8]
     assert load(tmp_path / "plain").dataset.division == "0"
     parts = ["train", "test"] * (len(rows) // 2) + ["train"]
     dataset.add_column("part", parts).save_to_disk(str(tmp_path / "parted"))
@@ -100,7 +100,9 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
     )  # a column that is not called split is not one until it is named
     options = {"cache_dir": tmp_path / "cache", "arguments": {"split": "part"}}
     stream = load_stream("huggingface", str(tmp_path / "parted"), **options)
-    assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(5, 4), (4, 4), (4, 4)]
+    assert [
+        (len(train), len(test)) for train, test in zip(stream.train, stream.test, strict=True)
+    ] == [(5, 4), (4, 4), (4, 4)]
 
 
 def test_names_of_images_may_be_longer_than_file_names(tmp_path):
@@ -112,7 +114,7 @@ def test_names_of_images_may_be_longer_than_file_names(tmp_path):
     dataset = as_dataset(tmp_path / "photos", rows, image=images)
     dataset.save_to_disk(str(tmp_path / "saved"))
     stream = load(tmp_path / "saved", protocol="streaming")
-    names = {path.name for bucket in stream.buckets for path in bucket.train.paths}
+    names = {path.name for bucket in stream.train for path in bucket.paths}
     assert names == {f"{row:08d}" for row in range(len(rows))}
 
 
@@ -183,7 +185,7 @@ def test_a_column_of_vectors(tmp_path):
     columns = {"taken": vectors, "label": list("abababab"), "bucket": [1] * 4 + [2] * 4}
     datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
     stream = load(tmp_path / "saved", protocol="streaming", vector="taken", standardise="none")
-    read_vectors = [row for bucket in stream.buckets for row in bucket.train.vectors[:].tolist()]
+    read_vectors = [row for bucket in stream.train for row in bucket.vectors[:].tolist()]
     assert sorted(read_vectors) == np.array(vectors, np.float32).tolist()
     assert stream.standardise == "none"
     check_error(DataError, "contains no column 'other'", load, tmp_path / "saved", vector="other")

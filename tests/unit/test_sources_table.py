@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layout_trees import list_buckets
 from one_line_errors import check_error
 from own_streams import YEARS, Row, load_source, write_csv, write_parquet, write_years
 
@@ -77,7 +78,7 @@ def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split)
         assert table.dataset.digest == folder.dataset.digest
         assert table.dataset.class_names == folder.dataset.class_names
         assert table.dataset.division == folder.dataset.division
-        for bucket, other in zip(table.buckets, folder.buckets, strict=True):
+        for bucket, other in zip(list_buckets(table), list_buckets(folder), strict=True):
             assert (bucket.key, bucket.train.paths) == (other.key, other.train.paths)
             assert bucket.test.paths == other.test.paths
             assert bucket.train.labels.tolist() == other.train.labels.tolist()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from layout_trees import list_buckets
 from one_line_errors import check_error
 from own_streams import load_source
 from safetensors.numpy import save_file
@@ -85,9 +86,9 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
         columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
         stream = load_vectors(write_table(of, tmp_path, file_format), tmp_path, **columns)
         assert stream.dataset.digest == expected.dataset.digest
-        assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
+        assert list(stream.dataset.buckets) == ["2004", "2005", "2006", "2007"]
         assert str(stream.dataset.times[1]) == "2005-01-01"
-        for bucket, other_bucket in zip(stream.buckets, expected.buckets, strict=True):
+        for bucket, other_bucket in zip(list_buckets(stream), list_buckets(expected), strict=True):
             parts = (bucket.train, other_bucket.train), (bucket.test, other_bucket.test)
             for images, other in parts:
                 assert images.vectors[:].tobytes() == other.vectors[:].tobytes()
@@ -102,20 +103,20 @@ def test_splits_do_not_depend_on_the_order_of_vectors(table, tmp_path):
         files = (write_table(of, tmp_path, "csv") for of in (table, table[::-1]))
         first, other = (load_source("vectors", file, **options) for file in files)
         assert first.dataset.digest == other.dataset.digest
-        assert first.buckets[0].test.contents == other.buckets[0].test.contents
+        assert first.test[0].contents == other.test[0].contents
 
 
 def test_safetensors_contain_only_numbers(table, tmp_path):
     stream = load_vectors(write_table(table, tmp_path, "safetensors"), tmp_path)
     assert stream.dataset.class_names == ("0", "1")
-    assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
+    assert list(stream.dataset.buckets) == ["2004", "2005", "2006", "2007"]
 
 
 def test_features_are_the_vectors_themselves(table, tmp_path):
     stream = load_vectors(write_table(table, tmp_path, "csv"), tmp_path, standardise="past")
     features = load_features(stream, "vectors", cache_dir=tmp_path)
     assert (features.width, features.standardise) == (3, "past")
-    assert features.train[0] is stream.buckets[0].train.vectors
+    assert features.train[0] is stream.train[0].vectors
     other = load_vectors(tmp_path / "numbers.csv", tmp_path, standardise="none")
     assert other.dataset.digest == stream.dataset.digest
     assert load_features(other, "vectors", cache_dir=tmp_path).digest != features.digest
@@ -129,7 +130,7 @@ def test_missing_numbers_are_filled_if_requested(table, tmp_path):
         file = write_table(table, tmp_path, file_format)
         with pytest.raises(DataError, match=f"{file.name} row {row} has a number that is miss"):
             load_vectors(file, tmp_path)
-        vectors = load_vectors(file, tmp_path, fill="-7").buckets[0].train.vectors
+        vectors = load_vectors(file, tmp_path, fill="-7").train[0].vectors
         assert (vectors[:] == -7).sum() == 1
 
 
@@ -289,15 +290,18 @@ def weather(tmp_path, borders="none", **arguments):
 def test_the_weather_is_as_it_was_measured(tmp_path):
     stream = weather(tmp_path)
     assert stream.dataset.class_names == ("drizzle", "fog", "rain", "snow", "sun")
-    assert [b.key for b in stream.buckets][:3] == ["2012-H1", "2012-H2", "2013-H1"]
-    sizes = [len(bucket.train) + len(bucket.test) for bucket in stream.buckets]
+    assert list(stream.dataset.buckets)[:3] == ["2012-H1", "2012-H2", "2013-H1"]
+    sizes = [len(train) + len(test) for train, test in zip(stream.train, stream.test, strict=True)]
     assert sizes == [182, 184] + [181, 184] * 3
     assert [*map(str, stream.dataset.times[:2])] == ["2012-01-01", "2012-07-01"]
     assert (stream.dataset.name, stream.dataset.source) == ("weather", "embedded")
     rain = weather(tmp_path, borders="year")
-    days = [sum((images.labels == 2).sum() for images in (b.train, b.test)) for b in rain.buckets]
+    days = [
+        sum((images.labels == 2).sum() for images in (train, test))
+        for train, test in zip(rain.train, rain.test, strict=True)
+    ]
     assert days == [191, 60, 3, 5]
-    assert len(weather(tmp_path, borders="quarter").buckets) == 16
+    assert len(weather(tmp_path, borders="quarter").train) == 16
     digest = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f7"
     assert stream.dataset.digest == digest
     assert describe_stream(rain).absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
@@ -324,7 +328,11 @@ def test_a_text_becomes_scikit_learns_hashed_words(tmp_path):
     files = [tmp_path / "a.csv", tmp_path / "a.parquet"]
     streams = [load_source("vectors", file, cache=tmp_path, **arguments) for file in files]
     assert streams[0].dataset.digest == streams[1].dataset.digest
-    images = (of for b in streams[0].buckets for of in (b.train, b.test))
+    images = (
+        of
+        for train, test in zip(streams[0].train, streams[0].test, strict=True)
+        for of in (train, test)
+    )
     vectors = sorted(row for of in images for row in of.vectors[:].tolist())
     assert vectors == sorted(expected.tolist())
     frame.loc[3, "text"] = None
@@ -351,7 +359,9 @@ def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path
     message = "dataset_args=may_repeat=yes if rows may be equal"
     check_error(DataError, message, load_vectors, tmp_path / "t.csv", tmp_path)
     stream = load_vectors(tmp_path / "t.csv", tmp_path, may_repeat=True)
-    assert [len(bucket.train) + len(bucket.test) for bucket in stream.buckets] == [200] * 3
+    assert [
+        len(train) + len(test) for train, test in zip(stream.train, stream.test, strict=True)
+    ] == [200] * 3
 
 
 def test_the_weathers_card_states_the_test_days_that_repeat_a_training_day(project, tmp_path):
@@ -359,7 +369,7 @@ def test_the_weathers_card_states_the_test_days_that_repeat_a_training_day(proje
     for buckets, expected in (("year", 2), ("half", 1)):
         repeats = [
             content
-            for bucket in weather(tmp_path, borders=buckets).buckets
+            for bucket in list_buckets(weather(tmp_path, borders=buckets))
             for content in bucket.test.contents
             if content in bucket.train.contents
         ]

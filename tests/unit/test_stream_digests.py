@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from layout_trees import LAYOUTS, Photos
+from layout_trees import LAYOUTS, Photos, list_buckets
 from safetensors.numpy import save_file
 
 import clear_mlflow
@@ -166,7 +166,7 @@ def summarise(stream: BucketStream, roots: dict[str, str]) -> str:
     classes = tuple(map(tuple, scenario.get("classes", ())))
     add(dataset.class_names, dataset.warnings, dataset.division, dataset.split, days)
     add(stream.layout, stream.standardise, scenario.get("name", "domain"), classes, dataset.name)
-    for bucket in stream.buckets:
+    for bucket in list_buckets(stream):
         for images in (bucket.train, bucket.test):
             add(bucket.key, images.labels.tolist(), *images.contents, *images.paths)
             if images.vectors is not None:

@@ -91,7 +91,7 @@ def load_features(
         else:
             names = stream.dataset.class_names
             arrays.append(load_shipped_features(name, bucket_by_file, images, names))
-    num_buckets = len(stream.buckets)
+    num_buckets = len(stream.train)
     train = tuple(arrays[:num_buckets])
     test = tuple(arrays[num_buckets:]) or train  # under streaming, the same sets
     widths = sorted({array.shape[1] for array in arrays})
