@@ -266,11 +266,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
             **curves,
             "conditions": "" if is_only else describe_conditions(comparison, index),
             "note": " ".join(filter(None, notes)),
-            "legend": [
-                {"colour": colour, "dash": dash, "name": group.name}
-                for position, group in drawn_groups
-                for colour, dash in [_get_style(position)]
-            ],
+            "legend": lines,  # the same names and colours in all panels
         }
 
 
@@ -289,13 +285,7 @@ def _build_line(position: int, group: Group, history: _History, score: Score) ->
             mean = f"{score.format_cell(summary.mean)}{std}{score.unit}"
             title = f"{name}, after {num_trained}: {mean} ({format_count(summary.n, 'seed')})"
             points.append(LinePoint(num_trained, summary.mean, title, summary.interval))
-    colour, dash = _get_style(position)
-    return Line(colour, points, dash)
-
-
-def _get_style(position: int) -> tuple[int, int]:
-    """Return the indices of a group's colour and dash."""
-    return position % len(GROUPS), position // len(GROUPS) % 3
+    return Line(position % len(GROUPS), points, position // len(GROUPS) % 3, name)
 
 
 def build_matrix_scales(comparison: Comparison) -> list[CellScale]:

@@ -38,6 +38,7 @@ class Line:
     colour: int  # index in report.colours.GROUPS
     points: Sequence[LinePoint]
     dash: int = 0  # 0 to 2
+    name: str = ""  # in a legend
 
 
 @dataclass(frozen=True)
@@ -263,13 +264,13 @@ def render_svg(
     charts: Sequence[Mapping[str, Any]],
     *,
     columns: int,
-    legend: Sequence[Mapping[str, Any]] = (),
+    legend: Sequence[Line] = (),
 ) -> bytes:
     """Return charts side by side as an SVG file.
 
     macro: of pieces.html, which draws each chart: ``curves``, ``dots`` or ``costs``. charts: at
-    least one, all equally wide. columns: most charts in a row. legend: colour, dash and name of
-    each line, which are listed below the charts.
+    least one, all equally wide. columns: most charts in a row. legend: lines whose names are listed
+    below the charts.
     """
     columns = min(columns, len(charts))
     row_height = max(chart["height"] for chart in charts) + 30  # with a title

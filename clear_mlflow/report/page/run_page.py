@@ -260,15 +260,16 @@ def _build_curves(
             for k, value in enumerate(values)
             if not math.isnan(value)
         ]
-        return [Line(colour, points)] if points else []
+        return [Line(colour, points, name=name)] if points else []
 
     values_by_name: dict[str, Iterable[float]] = {
         "buckets trained so far (mean)": compute_past_means(grid),
         "bucket trained last": [math.nan, *np.diag(grid[1:])],
         "buckets still to come (mean)": compute_future_means(grid),
     }
-    names = list(values_by_name)
-    means = [line for i, n in enumerate(names) for line in build_lines(i, n, values_by_name[n])]
+    means = []
+    for colour, (name, values) in enumerate(values_by_name.items()):
+        means += build_lines(colour, name, values)
     titles = [f"Bucket {shorten_key(keys[j])}" for j in columns]
     buckets = [(t, build_lines(0, t, grid[:, j])) for t, j in zip(titles, columns, strict=True)]
     heading = f"{score.heading} on past, current and future buckets"
@@ -280,8 +281,7 @@ def _build_curves(
         times=record.dataset.times,
         size=(720, 320),
     )
-    legend = [{"colour": line.colour, "dash": 0, "name": names[line.colour]} for line in means]
-    return curves and {**curves, "legend": legend}
+    return curves and {**curves, "legend": means}
 
 
 def _describe_dataset(report: RunReport) -> dict[str, str]:
