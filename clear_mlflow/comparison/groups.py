@@ -33,6 +33,8 @@ MAX_NAME = 60  # characters of a group's name
 # Options whose arguments are separate labels, such as dataset/buckets.
 _PREFIXES = {"dataset_args": "dataset/", "scenario_args": "scenario/", "strategy_args": "strategy/"}
 Labels: TypeAlias = tuple[tuple[str, str], ...]
+# Labels, test conditions, and digest of the stream that parameters were tuned on.
+_GroupKey: TypeAlias = tuple[tuple[str, ...], DatasetDescription, str]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,10 +99,14 @@ class Group:
 
     name: str  # unique among the groups, printable, and of at most MAX_NAME characters
     labels: Mapping[str, str]  # labels that the runs were grouped by
-    conditions_index: int  # of the test conditions that all members share
     members: tuple[ComparedRun, ...]  # runs with rows, ordered by seed
     max_trained: int  # largest number of trained buckets under these conditions
     without_rows: tuple[RunWithoutRows, ...] = ()  # runs that diverged before their first row
+
+    @property
+    def conditions(self) -> DatasetDescription:
+        """The test conditions that all members share."""
+        return self.members[0].record.dataset
 
     @cached_property
     def counted(self) -> tuple[ComparedRun, ...]:
@@ -217,7 +223,7 @@ def group_runs(
     runs: Sequence[ComparedRun],
     group_by: Sequence[str],
     without_rows: Sequence[RunWithoutRows] = (),
-) -> tuple[list[Group], list[DatasetDescription], list[str]]:
+) -> tuple[list[Group], list[str]]:
     """Group runs with equal labels and test conditions, each run once.
 
     Runs that were tuned on different streams are in different groups, whatever *group_by* is.
@@ -225,8 +231,8 @@ def group_runs(
     tests within buckets. Runs without rows join the groups with their labels and test conditions,
     or none.
 
-    group_by: labels, or () for a group per run. Returns the groups, the test conditions, and
-    sentences about repeated runs and seeds. Raises ConfigError if no run has one of the labels.
+    group_by: labels, or () for a group per run. Returns the groups, and sentences about repeated
+    runs and seeds. Raises ConfigError if no run has one of the labels.
     """
     valid_labels = {name for run in runs for name in run.labels}
     for name in group_by:
@@ -237,12 +243,11 @@ def group_runs(
                 parameter="group_by",
             )
     repeated: list[str] = []
-    unique = [*{run.run_id: run for run in reversed(runs)}.values()][::-1]
-    conditions = list(dict.fromkeys(run.record.dataset for run in unique))
-    members_by_key: dict[tuple[tuple[str, ...], int, str], list[ComparedRun]] = {}
+    unique = {run.run_id: run for run in runs}.values()
+    members_by_key: dict[_GroupKey, list[ComparedRun]] = {}
     for run in unique:
         labels = tuple(run.labels.get(name, NOT_LOGGED) for name in group_by) or (run.run_id,)
-        key = labels, conditions.index(run.record.dataset), _get_tuning_digest(run)
+        key = labels, run.record.dataset, _get_tuning_digest(run)
         members = members_by_key.setdefault(key, [])
         duplicate = _find_duplicate(run, members)
         if duplicate is None:
@@ -251,7 +256,7 @@ def group_runs(
         if run.test_every and not duplicate.test_every:  # the run with more results is kept
             members[members.index(duplicate)], run, duplicate = run, duplicate, run
         repeated.append(f"{format_run(run)} repeats {format_run(duplicate)}")
-    lengths = dict.fromkeys(conditions, 0)
+    lengths: dict[DatasetDescription, int] = defaultdict(int)
     for run in unique:
         if not run.diverged:
             num_rows = run.record.matrix.num_rows
@@ -260,22 +265,20 @@ def group_runs(
         Group(
             name=name,
             labels=dict(zip(group_by, labels, strict=False)),
-            conditions_index=index,
             members=tuple(sorted(members, key=_get_seed_order)),
-            max_trained=lengths[conditions[index]] or len(conditions[index].buckets),
+            max_trained=lengths[conditions] or len(conditions.buckets),
             without_rows=tuple(
                 run
                 for run in without_rows
-                if _belongs_to_group(run, group_by, labels, conditions[index])
+                if _belongs_to_group(run, group_by, labels, conditions)
                 and _get_tuning_digest(run) == digest
             ),
         )
-        for name, ((labels, index, digest), members) in zip(
-            _build_names(members_by_key, group_by, conditions), members_by_key.items(), strict=True
+        for name, ((labels, conditions, digest), members) in zip(
+            _build_names(members_by_key, group_by), members_by_key.items(), strict=True
         )
     ]
-    notes = [*_describe_repeated_runs(repeated), *_iter_repeated_seed_warnings(groups)]
-    return groups, conditions, notes
+    return groups, [*_describe_repeated_runs(repeated), *_iter_repeated_seed_warnings(groups)]
 
 
 def _describe_repeated_runs(repeated: Sequence[str]) -> list[str]:
@@ -304,9 +307,7 @@ def _belongs_to_group(
 
 
 def _build_names(
-    members_by_key: Mapping[tuple[tuple[str, ...], int, str], Sequence[ComparedRun]],
-    group_by: Sequence[str],
-    conditions: Sequence[DatasetDescription],
+    members_by_key: Mapping[_GroupKey, Sequence[ComparedRun]], group_by: Sequence[str]
 ) -> list[str]:
     """Return a unique name for each group: labels that differ."""
     runs = [members[0] for members in members_by_key.values()]
@@ -321,7 +322,7 @@ def _build_names(
         names = [n or [format_label(first, x[first])] for n, x in zip(names, labels, strict=True)]
     else:
         names = [[show_blank(run.name)] for run in runs]
-    if len({item.split for item in conditions}) > 1:
+    if len({run.record.dataset.split for run in runs}) > 1:
         for name, run in zip(names, runs, strict=True):
             name[0] = f"{run.record.dataset.split}: {name[0]}"
     fields = [

@@ -111,14 +111,14 @@ def compare_groups(
 
 def _find_best(ranked: Comparison, pairs: Sequence[Pair]) -> frozenset[str]:
     """Name the groups significantly better than all others under their conditions."""
-    num_groups = Counter(group.conditions_index for group in ranked.groups)
+    num_groups = Counter(group.conditions for group in ranked.groups)
     num_worse = Counter(
         pair.indices[not pair.is_a_better] for pair in pairs if pair.outcome == DIFFERENT
     )
     return frozenset(
         ranked.groups[index].name
         for index, num in num_worse.items()
-        if num == num_groups[ranked.groups[index].conditions_index] - 1
+        if num == num_groups[ranked.groups[index].conditions] - 1
     )
 
 

@@ -58,7 +58,7 @@ def rank_groups(
     """
     metrics = adapt_metrics(metrics, get_common_score(runs))
     definitions = (*metrics, *EXTRA_METRICS)
-    groups, conditions, notes = group_runs(runs, group_by, without_rows)
+    groups, notes = group_runs(runs, group_by, without_rows)
     defined = {name for group in groups for name in group.metrics}
     names = tuple(metric.name for metric in definitions if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
@@ -77,20 +77,21 @@ def rank_groups(
     counts = Counter(name for group in groups for name in group.metrics)
     ranked_by = rank_by or choose_ranking_metric(definitions, counts, runs)
     sign = -1 if directions.get(ranked_by or "", True) else 1
+    conditions = list(dict.fromkeys(group.conditions for group in groups))
 
     def get_rank(group: Group) -> tuple[int, bool, float]:
         summary = group.metrics.get(ranked_by or "")
-        return group.conditions_index, summary is None, sign * summary.mean if summary else 0.0
+        index = conditions.index(group.conditions)
+        return index, summary is None, sign * summary.mean if summary else 0.0
 
     ranked = tuple(sorted(groups, key=get_rank))
     grouped = {run.run_id for group in groups for run in group.without_rows}
     values = split_labels(ranked, across)[0] if across else [""] * len(ranked)
     planned_pairs, num_untested, baselines, leaders = _plan_pairs(
-        ranked, values, conditions, baseline, ranked_by
+        ranked, values, baseline, ranked_by
     )
     return Comparison(
         groups=ranked,
-        conditions=tuple(conditions),
         group_by=tuple(group_by),
         metrics=names,
         definitions=tuple(metrics),
@@ -136,7 +137,6 @@ def choose_ranking_metric(
 def _plan_pairs(
     groups: Sequence[Group],
     values: Sequence[str],
-    conditions: Sequence[DatasetDescription],
     baseline: str | None,
     metric: str | None,
 ) -> tuple[list[tuple[int, int]], int, list[int], list[int]]:
@@ -148,17 +148,17 @@ def _plan_pairs(
     adjust for, baselines and leaders, as indices. Raises ConfigError if no group is the
     baseline, or if several are under the same test conditions.
     """
-    indices_by_conditions: dict[tuple[int, str], list[int]] = defaultdict(list)
+    comparable_indices: dict[tuple[DatasetDescription, str], list[int]] = defaultdict(list)
     for index, (group, value) in enumerate(zip(groups, values, strict=True)):
         if group.counted:
-            indices_by_conditions[group.conditions_index, value].append(index)
+            comparable_indices[group.conditions, value].append(index)
     pairs: list[tuple[int, int]] = []
     num_untested = 0
     baselines: list[int] = []
     leaders: list[int] = []
-    for (condition, _), indices in indices_by_conditions.items():
+    for indices in comparable_indices.values():
         if baseline is not None:
-            chosen = _find_baseline(groups, indices, baseline, conditions[condition])
+            chosen = _find_baseline(groups, indices, baseline)
             if chosen is not None:
                 baselines.append(chosen)
                 pairs += [(min(i, chosen), max(i, chosen)) for i in indices if i != chosen]
@@ -179,9 +179,7 @@ def _plan_pairs(
     return pairs, num_untested, baselines, leaders
 
 
-def _find_baseline(
-    groups: Sequence[Group], indices: Sequence[int], baseline: str, conditions: DatasetDescription
-) -> int | None:
+def _find_baseline(groups: Sequence[Group], indices: Sequence[int], baseline: str) -> int | None:
     """Return the index of the baseline's group, by name or label."""
     matching = [i for i in indices if groups[i].name == baseline]
     matching = matching or [i for i in indices if baseline in groups[i].labels.values()]
@@ -189,7 +187,7 @@ def _find_baseline(
         names = ", ".join(safe_repr(groups[i].name, 80) for i in matching[:20])
         raise ConfigError(
             f"baseline is {safe_repr(baseline)}, which {len(matching)} groups on "
-            f"{truncate_name(conditions.name)} are; name one of {names}",
+            f"{truncate_name(groups[matching[0]].conditions.name)} are; name one of {names}",
             parameter="baseline",
         )
     return matching[0] if matching else None
@@ -207,7 +205,7 @@ def get_default_group_by(
     labels = {name for run in runs for name in run.labels}
     group_by: tuple[str, ...] = tuple(n for n in ("strategy", "dataset") if n in labels)
     while True:
-        groups, _, _ = group_runs(runs, group_by, without_rows)
+        groups, _ = group_runs(runs, group_by, without_rows)
         mixed = [item for g in groups for item in g.mixed_params.items() if item[0] not in group_by]
         varying = [name for name, values in mixed if len({*values} - {NOT_LOGGED}) > 1]
         if not mixed:

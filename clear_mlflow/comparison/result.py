@@ -182,7 +182,6 @@ class Comparison:
     """
 
     groups: tuple[Group, ...]
-    conditions: tuple[DatasetDescription, ...]
     group_by: tuple[str, ...]
     metrics: tuple[str, ...]  # names of metrics that at least one group defines
     definitions: tuple[Metric, ...]  # metrics of the matrix
@@ -206,6 +205,11 @@ class Comparison:
     exploratory: str = ""
     # Intervals of single results over test images: index of the group to metric to interval.
     image_intervals: Mapping[int, Mapping[str, Interval]] = field(default_factory=dict)
+
+    @cached_property
+    def conditions(self) -> list[DatasetDescription]:
+        """The different test conditions, in the order of the groups."""
+        return list(dict.fromkeys(group.conditions for group in self.groups))
 
     @property
     def runs(self) -> tuple[ComparedRun, ...]:
@@ -295,7 +299,7 @@ class Comparison:
         for group in self.groups:
             labels = tuple((n, label) for n, label in group.labels.items() if n not in self.tuned)
             # Runs that are not grouped have no labels that would show their method.
-            methods.setdefault((group.conditions_index, labels or group.name), []).append(group)
+            methods.setdefault((group.conditions, labels or group.name), []).append(group)
         return list(methods.values())
 
     def get_interval(self, index: int, metric: str) -> tuple[Interval | None, bool]:

@@ -288,7 +288,7 @@ def _iter_selection_warnings(ranked: Comparison) -> Iterator[str]:
     num_groups, names = 0, set[str]()
     for method in ranked.list_methods():
         varied = {n for n in ranked.tuned if len({group.labels[n] for group in method}) > 1}
-        if varied and ranked.conditions[method[0].conditions_index].split == TEST:
+        if varied and method[0].conditions.split == TEST:
             num_groups, names = num_groups + len(method), names | varied
     if names:
         yield (
@@ -401,8 +401,8 @@ def _iter_test_warnings(
             f"matrices, or stored predictions of one run each, for at most {MAX_PREDICTIONS} runs."
         )
     for leader in ranked.leaders:
-        index = groups[leader].conditions_index
-        is_first = all(group.conditions_index != index for group in groups[:leader])
+        conditions = groups[leader].conditions
+        is_first = all(group.conditions != conditions for group in groups[:leader])
         note = "" if is_first else f", the best with {MIN_SEEDS} seeds"
         yield (
             f"With more than {MAX_ALL_PAIRS} groups, each is tested against the leader, "
@@ -411,12 +411,13 @@ def _iter_test_warnings(
             "only for the pairs with the baseline."
         )
     if ranked.baselines:
-        tested_conditions = {groups[i].conditions_index for i in ranked.baselines}
-        for index in sorted(set(range(len(ranked.conditions))) - tested_conditions):
-            yield (
-                f"No group on {truncate_name(ranked.conditions[index].name)} is the baseline, "
-                "so nothing is tested there."
-            )
+        tested_conditions = {groups[i].conditions for i in ranked.baselines}
+        for conditions in ranked.conditions:
+            if conditions not in tested_conditions:
+                yield (
+                    f"No group on {truncate_name(conditions.name)} is the baseline, so nothing is "
+                    "tested there."
+                )
 
 
 def list_differences(dataset: DatasetDescription, other: DatasetDescription) -> Iterator[str]:

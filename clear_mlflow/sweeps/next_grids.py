@@ -104,8 +104,8 @@ def find_missing_baselines(comparison: Comparison) -> dict[str, list[dict[str, o
     conditions. Runs of other programs lack none, because their data and models are not known.
     """
     missing: dict[str, list[dict[str, object]]] = {}
-    for index in range(len(comparison.conditions)):
-        groups = [group for group in comparison.groups if group.conditions_index == index]
+    for conditions in comparison.conditions:
+        groups = [group for group in comparison.groups if group.conditions == conditions]
         trained = [(g, p) for g in groups if (p := find_sweep_parameters(g)) is not None]
         # Strategies without steps ignore the model and most parameters.
         candidates = [p for _, p in trained if p["strategy"] not in WITHOUT_STEPS]

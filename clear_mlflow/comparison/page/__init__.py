@@ -80,7 +80,7 @@ def render_comparison_page(
         curves=list(build_curve_parts(comparison)),
         published_note=NOTE,
         **_build_matrices(comparison),
-        conditions=[describe_conditions(comparison, i) for i in range(len(comparison.conditions))],
+        conditions=[*map(describe_conditions, comparison.conditions)],
         **content,
     )
 
@@ -91,7 +91,7 @@ def _build_subtitle(comparison: Comparison) -> str:
     groups = format_count(len(comparison.groups), "group")
     subtitle = f"{num_runs} in {groups} by {labels}" if labels else f"{num_runs}, not grouped"
     if len(comparison.conditions) == 1:
-        subtitle += f". {describe_conditions(comparison, 0)}"
+        subtitle += f". {describe_conditions(comparison.conditions[0])}"
     return subtitle
 
 
@@ -110,7 +110,8 @@ def _sort_metrics(comparison: Comparison) -> list[str]:
 
 def _build_matrices(comparison: Comparison) -> dict[str, Any]:
     """Return the template's variables for the first groups' mean matrices."""
-    scales, keys = build_matrix_scales(comparison), [s.buckets for s in comparison.conditions]
+    scales = build_matrix_scales(comparison)
+    first_scale = scales[comparison.conditions[0]]
     averaged = [group for group in comparison.groups if len(group.members) > 1]
     sentences = ["Cells are means over seeds."] if averaged else []
     if any(bool((group.seeds_per_cell % len(group.members)).any()) for group in averaged):
@@ -123,22 +124,22 @@ def _build_matrices(comparison: Comparison) -> dict[str, Any]:
     maps = [
         build_matrix_map(
             group.grid,
-            keys[group.conditions_index],
+            group.conditions.buckets,
             seeds=group.seeds_per_cell,
             num_members=len(group.members),
-            scale=scales[group.conditions_index],
+            scale=scales[group.conditions],
         )
         for group in comparison.groups[:num_maps]
     ]
     if len(maps) < len(comparison.groups):
         count = format_count(len(maps), "group is", "groups are")
         sentences.append(f"The first {count} shown, in the order of the leaderboard.")
-    ends = scales[0].ends
+    ends = first_scale.ends
     if len(scales) > 1 and not comparison.score.is_accuracy:
         sentences.append("Each test set has its own colour scale.")
         ends = ("worst", "best")
     return {
         "ends": ends,
-        "matrices_note": " ".join(filter(None, [*sentences, scales[0].note])),
+        "matrices_note": " ".join(filter(None, [*sentences, first_scale.note])),
         "maps": maps,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.comparison.groups import COST, LEVEL, Group, is_equal_cost
 from clear_mlflow.comparison.result import Comparison
+from clear_mlflow.core.dataset import DatasetDescription
 from clear_mlflow.core.score import Score, format_significant
 from clear_mlflow.core.text import format_count, one_line, show_blank
 from clear_mlflow.metrics import is_cost
@@ -90,13 +92,11 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     width, height, left, top = 720, 400, 46, 26
     bottom = height - 40
     is_higher_better = comparison.is_higher_better(metric)
-    for conditions in range(len(comparison.conditions)):
+    for conditions in comparison.conditions:
         rows = [
             (position, group, group.metrics[metric], group.metrics[COST].mean)
             for position, group in enumerate(comparison.groups)
-            if group.conditions_index == conditions
-            and metric in group.metrics
-            and COST in group.metrics
+            if group.conditions == conditions and metric in group.metrics and COST in group.metrics
         ]
         # A logarithmic axis cannot show 0.
         free = [comparison.short_names[position] for position, *_, cost in rows if cost <= 0]
@@ -233,8 +233,8 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     Groups after the first _MAX_CURVES, and test conditions without a measured cell, are left out.
     """
     score = comparison.score
-    for index, conditions in enumerate(comparison.conditions):
-        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions_index == index]
+    for conditions in comparison.conditions:
+        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions == conditions]
         drawn_groups = groups[:_MAX_CURVES]
         histories: list[tuple[str, _History]] = [
             (f"Mean {score.name} on past buckets", compute_past_means),
@@ -248,7 +248,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         for title, history in histories:
             lines = [_build_line(p, group, history, score) for p, group in drawn_groups]
             panels.append((title, [line for line in lines if line.points]))
-        last, times = len(conditions.buckets), drawn_groups[0][1].members[0].record.dataset.times
+        last, times = len(conditions.buckets), conditions.times
         curves = build_curves(
             panels[:2], panels[2:], score, last=last, times=times, size=(560, 320)
         )
@@ -264,7 +264,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         is_only = len(comparison.conditions) == 1
         yield {
             **curves,
-            "conditions": "" if is_only else describe_conditions(comparison, index),
+            "conditions": "" if is_only else describe_conditions(conditions),
             "note": " ".join(filter(None, notes)),
             "legend": lines,  # the same names and colours in all panels
         }
@@ -288,12 +288,12 @@ def _build_line(position: int, group: Group, history: _History, score: Score) ->
     return Line(position % len(GROUPS), points, position // len(GROUPS) % 3, name)
 
 
-def build_matrix_scales(comparison: Comparison) -> list[CellScale]:
+def build_matrix_scales(comparison: Comparison) -> dict[DatasetDescription, CellScale]:
     """Return a colour scale for each of ``comparison.conditions``."""
-    grids: list[list[NDArray[np.float64]]] = [[] for _ in comparison.conditions]
+    grids: dict[DatasetDescription, list[NDArray[np.float64]]] = defaultdict(list)
     for group in comparison.groups:
-        grids[group.conditions_index] += [run.grid for run in group.members]
-    return [build_cell_scale(comparison.score, comparable_grids) for comparable_grids in grids]
+        grids[group.conditions] += [run.grid for run in group.members]
+    return {key: build_cell_scale(comparison.score, grids[key]) for key in grids}
 
 
 def shorten(name: str, limit: int = _MAX_NAME) -> str:
@@ -301,9 +301,8 @@ def shorten(name: str, limit: int = _MAX_NAME) -> str:
     return one_line(show_blank(name), limit)
 
 
-def describe_conditions(comparison: Comparison, index: int) -> str:
+def describe_conditions(conditions: DatasetDescription) -> str:
     """Return dataset, test set and protocol of test conditions."""
-    conditions = comparison.conditions[index]
     text = f"{shorten(conditions.name)}, {format_count(len(conditions.buckets), 'bucket')}"
     noun = "images" if conditions.score.is_accuracy else "instances"
     if conditions.num_test is not None:
@@ -315,11 +314,11 @@ def describe_conditions(comparison: Comparison, index: int) -> str:
 
 def name_group(comparison: Comparison, group: Group) -> str:
     """Return a group's name, with its test set if there are several."""
-    name = group.name
-    if len(comparison.conditions) > 1:
-        conditions = comparison.conditions[group.conditions_index]
-        name += f" [{conditions.protocol}, {conditions.split} set {group.conditions_index + 1}]"
-    return name
+    conditions = group.conditions
+    if len(comparison.conditions) == 1:
+        return group.name
+    number = comparison.conditions.index(conditions) + 1
+    return f"{group.name} [{conditions.protocol}, {conditions.split} set {number}]"
 
 
 def format_interval(interval: Interval | None, decimals: int = 4, *, score: Score) -> str:
