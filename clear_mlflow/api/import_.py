@@ -178,7 +178,9 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
                 yield ActionResult(run_id, run_name, IMPORTED, detail, label)
         except (ClearError, OSError) as error:
             parameter = error.parameter if isinstance(error, ClearError) else None
-            yield ActionResult(None, "", FAILED, str(error), label, parameter=parameter)
+            yield ActionResult(
+                None, "", FAILED, str(error), label, is_problem=True, parameter=parameter
+            )
 
 
 def _copy_bundle(

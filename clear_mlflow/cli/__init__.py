@@ -12,7 +12,7 @@ from typing import Any, cast
 import click
 
 from clear_mlflow.cli.output import print_error
-from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.version import __version__
 
 # Heading to the module and function of each command, by the command's name.
@@ -89,6 +89,11 @@ class _MainGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with _exit_after_user_errors():
+            if sys.flags.optimize > 1:
+                raise ConfigError(
+                    "Python removes docstrings, from which the options come; unset PYTHONOPTIMIZE, "
+                    "or leave -OO out"
+                )
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Links and verdicts are read by programs, too: they are never wrapped when piped.
 _PIPED_WIDTH = 200
+_TABLE_WIDTH = 80
 _LONGEST_NAME = 150  # of a run
 _LONGEST_CELL = 2000  # characters; a file's path below a folder has 255 and more
 _JSON_FILE = "clear_mlflow.json_file"  # key of a context's meta: the file that --json prints to
@@ -81,12 +82,19 @@ def print_json(content: object) -> None:
 
 
 def build_console() -> Console:
-    """Return a rich console, 200 characters wide without a terminal."""
+    """Return a rich console, 200 characters wide without a terminal.
+
+    In a terminal, it is at least as wide as the tables, whose numbers rich would cut: the terminal
+    breaks their lines instead.
+    """
     from rich.console import Console
 
     # Names of runs may contain what rich takes for its markup.
     create = partial(Console, markup=False, emoji=False, highlight=False)
-    return create() if sys.stdout.isatty() else create(width=_PIPED_WIDTH)
+    if not sys.stdout.isatty():
+        return create(width=_PIPED_WIDTH)
+    console = create()
+    return console if console.width >= _TABLE_WIDTH else create(width=_TABLE_WIDTH)
 
 
 def print_error(message: str, parameter: str | None = None) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import shlex
+import subprocess
+import sys
 
 import click
 import mlflow
@@ -12,6 +14,7 @@ from commands import invoke, run_command
 from one_line_errors import check_error
 
 from clear_mlflow.cli import main
+from clear_mlflow.cli.output import build_console
 from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import list_parameter_defaults
@@ -39,6 +42,23 @@ def test_every_option_is_listed_once(words):
 @pytest.mark.parametrize("words", [(), *ALL], ids=" ".join)
 def test_help_fits_into_a_terminal_of_80_columns(words):
     assert max(map(len, invoke(*words, "--help").output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("columns", "width"), [("40", 80), ("79", 80), ("120", 120)])
+def test_a_narrow_terminal_cuts_no_table(monkeypatch, columns, width):
+    """Rich would print 0.588 ±0.075 as 0.588 ±0, and leave the names of the methods out."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert build_console().width == width
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["compare", "x"], ["--help"], []])
+def test_a_python_without_docstrings_is_an_error(words):
+    command = [sys.executable, "-OO", "-m", "clear_mlflow", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: Python removes docstrings, from which the options come" in done.stderr
 
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)

@@ -21,6 +21,7 @@ def test_a_file_is_imported_once(store, experiment_id, tmp_path):
     for expected in ("imported", "there already"):
         good, bad = clear_mlflow.import_runs(paths, scale="percent", strategy="replay", seed=3)
         assert (good.action, bad.action) == (expected, "failed")
+        assert (good.is_problem, bad.is_problem) == (False, True)
     run = clear_mlflow.load(good.run_id)
     assert run.matrix.values[1].tolist() == [0.8, 0.7]
     assert (run.tags["strategy"], run.tags["seed"]) == ("replay", "3")
