@@ -63,6 +63,7 @@ from clear_mlflow.store.offline import NO_EXPERIMENT, is_offline_folder
 from clear_mlflow.store.rows import parse_rows, unpack_matrix_tag
 from clear_mlflow.store.search import find_or_create_experiment, search_runs
 from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, RunCopier
+from clear_mlflow.tracking.lifecycle import build_type_tags
 from clear_mlflow.tracking.run_sources import RunSource, open_sources
 
 IMPORTED, SKIPPED = "imported", "skipped"
@@ -105,9 +106,10 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
     set_up_mlflow()
     client = connect_store(experiment=options.experiment, can_be_offline=False)
     experiment_id = find_or_create_experiment(client, options.experiment)
-    reference = None
+    reference, dataset = None, None
     if options.same_data_as is not None:
         reference = _read_reference(options.same_data_as, options.dataset)
+        dataset = reference.dataset
     counts, buckets = options.num_instances, options.buckets
     read_options = ReadOptions(
         scale=options.scale,
@@ -125,7 +127,7 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
         same_data_as=None if reference is None else reference.matrix,
     )
     overrides = {
-        "dataset": options.dataset if reference is None else reference.dataset.name,
+        "dataset": options.dataset if dataset is None else dataset.name,
         "strategy": options.strategy,
         "seed": str(options.seed),
         "protocol": options.protocol,
@@ -139,7 +141,7 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
             continue
         try:
             if is_bundle_path(path):
-                yield from _copy_bundle(copier, client, path, label, options.list_passed())
+                yield from _copy_bundle(copier, path, label, options.list_passed())
                 continue
             for run in parse_runs(load_file(path, read_options), options.format):
                 if same := _find_same_run(imported, run, overrides):
@@ -154,17 +156,9 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
                 run_name = truncate(f"{title} {run.label}".rstrip(), _MAX_NAME_LENGTH)
                 file = truncate(path.name, _MAX_NAME_LENGTH)
                 metadata = _merge_metadata(run, overrides)
-                stored = _store_run(
-                    copier,
-                    client,
-                    run,
-                    file,
-                    metadata,
-                    None if reference is None else reference.dataset,
-                    families,
-                    run_name=run_name,
-                    again=options.again,
-                )
+                tags = {MLFLOW_RUN_NAME: run_name, names.IMPORTED_FROM_TAG: file}
+                tags |= build_families_tag(families, {})
+                stored = _store_run(copier, run, tags, metadata, dataset, again=options.again)
                 if stored.action != COPIED or stored.is_problem:
                     yield _rename_action(stored, label)
                     continue
@@ -184,7 +178,7 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
 
 
 def _copy_bundle(
-    copier: RunCopier, client: MlflowClient, path: Path, label: str, passed: Sequence[str]
+    copier: RunCopier, path: Path, label: str, passed: Sequence[str]
 ) -> Iterator[ActionResult]:
     if is_offline_folder(path):
         raise ConfigError(f"{label} is an offline folder; send its runs: clear-mlflow sync {path}")
@@ -194,7 +188,7 @@ def _copy_bundle(
             f"{passed[0]} out",
             parameter=passed[0],
         )
-    sources = [BundleSource(client, run) for run in read_bundles(path)]
+    sources = [BundleSource(copier.client, run) for run in read_bundles(path)]
     for copy in copier.copy_runs(sources):
         yield _rename_action(copy, label)
 
@@ -226,48 +220,44 @@ def _rename_action(copy: ActionResult, file: str | None = None) -> ActionResult:
 
 def _store_run(
     copier: RunCopier,
-    client: MlflowClient,
     run: ImportedRun,
-    file: str,
+    tags: Mapping[str, str],
     metadata: Mapping[str, str],
     dataset: DatasetDescription | None,
-    families: tuple[str, ...],
     *,
-    run_name: str,
     again: bool,
 ) -> ActionResult:
     """Write a matrix to a run folder, and store a run.
 
-    The next import of the same matrix continues one that was killed, unless *again*. dataset: of
-    the run in ``same_data_as``, or None.
+    The next import of the same matrix continues one that was killed, unless *again*. tags: name of
+    the run and others, in addition to *metadata*. dataset: of the run in ``same_data_as``, or None.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
     digest, time = _hash_matrix(run.matrix), get_current_time_millis()
     identity = hashlib.sha256(repr((digest, sorted(metadata.items()))).encode()).hexdigest()
-    tags = {
-        MLFLOW_RUN_NAME: run_name,
-        names.KIND_TAG: names.KIND_TRAIN,
-        names.IMPORTED_FROM_TAG: file,
+    all_tags = {
+        **build_type_tags(names.KIND_TRAIN),
         names.IMPORT_FORMAT_TAG: run.format_name,
         names.IMPORTED_DIGEST_TAG: digest,
-        names.VERSION_TAG: __version__,
-        **build_families_tag(families, {}),
+        **tags,
         **metadata,
     }
     origin: JSON = {"format": run.format_name, "digest": digest}
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as path:
         folder = RunFolder(Path(path), is_durable=False)
         folder.append_json(PARAMS_JSON, metadata)
-        folder.append_json(TAGS_JSON, resolve_tags(tags))
+        folder.append_json(TAGS_JSON, resolve_tags(all_tags))
         folder.append_json(INPUTS_JSON, [])
-        info = StoredInfo(name=run_name, status="FINISHED", start_time=time, end_time=time)
+        info = StoredInfo(
+            name=tags[MLFLOW_RUN_NAME], status="FINISHED", start_time=time, end_time=time
+        )
         folder.append_json(INFO_JSON, info)
         for record in build_records(run.matrix, metadata, origin, dataset):
             name = f"{ROWS_FOLDER}/{format_row_file_name(record.row.row)}"
             folder.append(name, record.to_json())
         folder.close()
         run_id = uuid4().hex if again else identity[:32]
-        source = RunSource(client, read_run(Path(path), run_id, NO_EXPERIMENT))
+        source = RunSource(copier.client, read_run(Path(path), run_id, NO_EXPERIMENT))
         return next(copier.copy_runs([source]))
 
 

@@ -16,7 +16,11 @@ from clear_mlflow.scoring import ActionResult, Scores
 from clear_mlflow.scoring.run_log import log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
-from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors
+from clear_mlflow.store.client import (
+    get_run,
+    is_server,
+    map_in_threads,
+)
 from clear_mlflow.store.lease import detect_dead_trainer, detect_live_trainer
 from clear_mlflow.store.offline import is_bundle
 from clear_mlflow.store.rows import NO_ROWS
@@ -91,8 +95,7 @@ def _rescore_run(
         # The search result may be hours old. A process sets the status before it ends, so a run
         # that is still RUNNING after its process was seen dead stays RUNNING.
         try:
-            with mlflow_errors(f"read run {run_id}"):
-                run = client.get_run(run_id)
+            run = get_run(client, run_id)
         except ClearError as error:
             return failed(str(error))
     if detect_live_trainer(client, run):

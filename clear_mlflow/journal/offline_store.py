@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 from uuid import uuid4
@@ -59,7 +58,6 @@ from clear_mlflow.journal.reading import (
     ALL_ENTRIES,
     Content,
     pack_input,
-    read_file_state,
     read_points,
     read_run,
 )
@@ -443,10 +441,4 @@ def _list_fields(point: Metric) -> list[Any]:
 
 
 def _read_experiment_id(folder: Path) -> str:
-    return _read_header_once(folder, *read_file_state(folder / HEADER_JSON))
-
-
-@lru_cache(maxsize=4096)
-def _read_header_once(folder: Path, inode: int, time: int, size: int) -> str:
-    """Return the experiment's id, from memory while the file is the same."""
     return str(read_header(folder, dict[str, Any]).get("experiment_id"))

@@ -45,7 +45,12 @@ from clear_mlflow.scoring.run_record import (
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import log_in_batches, log_tags, mlflow_errors
+from clear_mlflow.store.client import (
+    get_run,
+    log_in_batches,
+    log_tags,
+    mlflow_errors,
+)
 from clear_mlflow.store.rows import (
     build_missing_rows_error,
     pack_matrix_tag,
@@ -64,8 +69,7 @@ def score(client: MlflowClient, run_id: str) -> Scores:
     Returns the metrics with the changes that were logged. Raises RecordError if a row is damaged,
     or was deleted since the run was last scored.
     """
-    with mlflow_errors(f"read run {run_id}"):
-        run = client.get_run(run_id)
+    run = get_run(client, run_id)
     scores = read_scores(client, run)
     log_results(client, scores)
     return scores
@@ -283,19 +287,6 @@ def build_row_points(
         charted_names = _name_charted_buckets(masked_matrix.buckets, masked_matrix.score.name)
         scores = {n: float(cells[j]) for j, n in charted_names.items() if not math.isnan(cells[j])}
     return [MlflowMetric(name, value, time, row) for name, value in {**values, **scores}.items()]
-
-
-def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
-    """Build the values to log: metrics and scores after every row.
-
-    Step and timestamp are the row's number and time; step 0 is before training. Undefined values
-    and metrics that have only a logged value are left out. A run without rows has none.
-    """
-    return [
-        MlflowMetric(name, value, stored.times[step], step)
-        for name, steps in _list_series(stored, results).items()
-        for step, value in steps.items()
-    ]
 
 
 def _list_series(stored: StoredRun, results: MetricResults) -> dict[str, Mapping[int, float]]:

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import mlflow
 from mlflow import MlflowClient as MlflowClient  # for modules that may not import MLflow
-from mlflow.entities import LifecycleStage, Metric, Param, RunTag
+from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag
 from mlflow.environment_variables import (
     MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,
     MLFLOW_EXPERIMENT_ID,
@@ -115,6 +115,12 @@ def mlflow_errors(action: str) -> Iterator[None]:
             f"cannot {action} in the tracking store {mask_credentials(mlflow.get_tracking_uri())}: "
             f"{reason}"
         ) from error
+
+
+def get_run(client: MlflowClient, run_id: str) -> Run:
+    """Read a run, also a deleted one, or raise TrackingError."""
+    with mlflow_errors(f"read run {run_id}"):
+        return client.get_run(run_id)
 
 
 def log_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:

@@ -33,7 +33,7 @@ from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import printable, truncate, warn
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, parse_json
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import get_run, mlflow_errors
 from clear_mlflow.store.search import read_run
 
 EXPIRY_SECONDS = 180.0
@@ -90,14 +90,12 @@ class _LeaseTag:
 class Lease:
     """The right of one process at a time to write a run."""
 
-    def __init__(self, client: MlflowClient, run_id: str, created: Run | None = None) -> None:
-        """Make a run's lease. created: the run, if just created here."""
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
         self._is_acquired = False
         self._replaced_holder: str | None = None
-        # The last check that succeeded, and its time.
-        self._checked = None if created is None else (created, _read_uptime())
+        self._checked: tuple[Run, float] | None = None  # the last successful check, and its time
         self._renewed_at = _read_uptime()
         self.error: LeaseLostError | None = None  # set by the first check that fails, then kept
 
@@ -144,8 +142,7 @@ class Lease:
         """
         if self.error is not None:
             raise self.error
-        with mlflow_errors(f"read run {self._run_id}"):
-            run = self._client.get_run(self._run_id)
+        run = get_run(self._client, self._run_id)
         try:
             check_has_lease(run)
         except LeaseLostError as error:
@@ -186,7 +183,7 @@ class Lease:
 
 def _read_uptime() -> float:
     """Return seconds of a clock that also runs during a suspension."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def get_process_token() -> str:
@@ -439,41 +436,29 @@ def _create_token(pid: int) -> str:
 
 
 def _read_start_time(pid: int) -> float:
-    """Return when a process of this machine started, independent of the clock.
+    """Return when a process of this machine started, in ticks since its boot.
 
-    The unit depends on the system. Raises PermissionError for example for another user's process
-    where /proc is mounted with hidepid.
+    Raises PermissionError for example for another user's process where /proc is mounted with
+    hidepid.
     """
     with suppress(PermissionError):
         os.kill(pid, 0)  # sends nothing; raises ProcessLookupError if no such process exists
-    if (_PROC / "stat").exists():
-        try:
-            # The program's name, in parentheses, may contain anything.
-            fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        except ProcessLookupError:
-            raise
-        except OSError as error:  # with hidepid, the file of a living process is missing
-            raise PermissionError(f"process {pid} cannot be read: {error}") from error
-        if fields[0] == "Z":
-            raise ProcessLookupError(pid)
-        return float(fields[19])
-    import psutil  # here: on Linux, a machine that only reads runs may lack it
-
     try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            raise ProcessLookupError(pid)
-        return float(process.create_time())
-    except psutil.ZombieProcess as error:
-        raise ProcessLookupError(pid) from error
-    except psutil.Error as error:
+        # The program's name, in parentheses, may contain anything.
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except ProcessLookupError:
+        raise
+    except OSError as error:  # with hidepid, the file of a living process is missing
         raise PermissionError(f"process {pid} cannot be read: {error}") from error
+    if fields[0] == "Z":
+        raise ProcessLookupError(pid)
+    return float(fields[19])
 
 
 def _read_machine_id() -> str:
     """Return HOST/BOOT_ID/PID_NAMESPACE, within which process ids are unique, or HOST."""
     parts = [socket.gethostname()]
-    with suppress(OSError):  # not Linux: only the host's name
+    with suppress(OSError):  # in some containers: only the host's name
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
     return "/".join(parts)

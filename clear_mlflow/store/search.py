@@ -21,7 +21,12 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store import names
-from clear_mlflow.store.client import DEFAULT_EXPERIMENT_ID, mlflow_errors, retry_on_conflict
+from clear_mlflow.store.client import (
+    DEFAULT_EXPERIMENT_ID,
+    get_run,
+    mlflow_errors,
+    retry_on_conflict,
+)
 
 # Runs per request: a listed run takes 50 kB of memory, a page 10 MB.
 _PAGE_SIZE = 200
@@ -137,8 +142,7 @@ def read_project_run(client: MlflowClient, entry_point: str | None = None) -> Ru
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return None
-    with mlflow_errors(f"read run {run_id}"):
-        run = client.get_run(run_id)
+    run = get_run(client, run_id)
     opened = run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT)
     return run if opened is not None and entry_point in (None, opened) else None
 

@@ -30,7 +30,7 @@ from clear_mlflow.learning.session import complete_arguments
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import log_tags, mlflow_errors
+from clear_mlflow.store.client import get_run, log_tags, mlflow_errors
 from clear_mlflow.store.lease import (
     build_lease_tags,
     check_not_being_trained,
@@ -125,8 +125,7 @@ class SweepStore:
         may_retry: True if a run whose process was killed may be resumed.
         """
         run_id = str(run.run_id)
-        with mlflow_errors(f"read run {run_id}"):
-            stored_run = self.client.get_run(run_id)
+        stored_run = get_run(self.client, run_id)
         tags = stored_run.data.tags
         error = run.error or f"its training ended with exit code {run.exit_code}"
         error = " ".join(tags.get(names.ERROR_TAG, error).split())

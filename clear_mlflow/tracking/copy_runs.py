@@ -34,6 +34,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import (
     MAX_POINTS,
+    get_run,
     log_in_batches,
     log_tags,
     mlflow_errors,
@@ -97,7 +98,7 @@ class RunCopier:
     """
 
     def __init__(self, client: MlflowClient, experiment: str | None = None) -> None:
-        self._client = client
+        self.client = client
         self._experiment = experiment
         # Client of a source and id of an experiment in it, to the id of the experiment of copies.
         self._experiment_ids: dict[tuple[MlflowClient, str], str] = {}
@@ -145,7 +146,7 @@ class RunCopier:
         it now. Raises RowConflictError, before anything is written, if a row or parameter is stored
         with another value.
         """
-        run, client = source.run, self._client
+        run, client = source.run, self.client
         name = run.info.run_name or source.run_id
         self._original_ids[run.info.run_id] = source.run_id
         if is_in_use(run):
@@ -161,7 +162,6 @@ class RunCopier:
         is_update = False
         if target is None:
             target = self._create_copy(source, experiment_id)
-            lease = Lease(client, target.info.run_id, target)
             self._copies[experiment_id, source.run_id] = [target]  # its children need it
         else:
             stored_state = _get_complete_state(target)
@@ -179,16 +179,15 @@ class RunCopier:
             if is_same_length and _has_other_files(rows, stored_rows):
                 message = "another copy of it was continued to the same rows"
                 return ActionResult(target.info.run_id, name, STORED, message, source.run_id)
-            with mlflow_errors(f"read run {target.info.run_id}"):
-                target = client.get_run(target.info.run_id)  # another process may copy it by now
+            target = get_run(client, target.info.run_id)  # another process may copy it by now
             is_own = get_trainer_token(target) == get_process_token()
             if not is_own and detect_live_trainer(client, target):
                 message = "another process copies it, or trains into the copy"
                 return ActionResult(target.info.run_id, name, IN_USE, message, source.run_id)
             is_update = stored_state is not None
             self._reopen_copy(target)
-            lease = Lease(client, target.info.run_id)
             stored_files = RunSource(client, target).list_files()
+        lease = Lease(client, target.info.run_id)
         missing_rows = {
             file: content
             for file, content in rows.items()
@@ -226,15 +225,15 @@ class RunCopier:
         tags |= {**build_lease_tags(), names.COPIED_FROM_TAG: source.run_id}
         info = source.run.info
         with mlflow_errors(f"create a copy of run {source.run_id}"):
-            return self._client.create_run(experiment_id, info.start_time, tags, info.run_name)
+            return self.client.create_run(experiment_id, info.start_time, tags, info.run_name)
 
     def _reopen_copy(self, target: Run) -> None:
         """Take a copy's lease, set it to RUNNING, and delete its drafts."""
         run_id = target.info.run_id
         with mlflow_errors(f"open run {run_id} again"):
-            log_tags(self._client, run_id, build_lease_tags())
-            self._client.update_run(run_id, status="RUNNING")
-        ArtifactFolder(self._client, target).remove_drafts()
+            log_tags(self.client, run_id, build_lease_tags())
+            self.client.update_run(run_id, status="RUNNING")
+        ArtifactFolder(self.client, target).remove_drafts()
 
     def _write_files(
         self,
@@ -245,7 +244,7 @@ class RunCopier:
         files: Iterable[str],
     ) -> None:
         """Store the rows, artifacts and datasets that a copy lacks."""
-        client, run_id = self._client, target.info.run_id
+        client, run_id = self.client, target.info.run_id
         artifacts = ArtifactFolder(client, target)
         with (
             mlflow_errors(f"copy run {source.run_id}"),
@@ -276,7 +275,7 @@ class RunCopier:
         Repeating it changes nothing. The last time is the latest metric value's, or the start time
         if that is later; the problem may be "".
         """
-        client, run = self._client, source.run
+        client, run = self.client, source.run
         last_time: int = run.info.start_time
 
         def select_points() -> Iterator[Metric]:
@@ -301,7 +300,7 @@ class RunCopier:
 
     def _end_copy(self, run: Run, target: Run, lease: Lease, last_time: int) -> None:
         """Set a copy's status and end time, and unmark its process."""
-        client, run_id = self._client, target.info.run_id
+        client, run_id = self.client, target.info.run_id
         current = lease.read_recent_run()
         if (status := _get_copied_status(run)) != "RUNNING":
             client.set_terminated(run_id, status, run.info.end_time or last_time)
@@ -314,7 +313,7 @@ class RunCopier:
         key = source.client, source.run.info.experiment_id
         if key not in self._experiment_ids:
             name = self._experiment or source.experiment
-            self._experiment_ids[key] = find_or_create_experiment(self._client, name)
+            self._experiment_ids[key] = find_or_create_experiment(self.client, name)
         return self._experiment_ids[key]
 
     def _look_up_copies(self, written: Sequence[RunSource], waiting: Sequence[RunSource]) -> None:
@@ -338,7 +337,7 @@ class RunCopier:
         )
         copies: dict[tuple[str, str], list[Run]] = {key: [] for key in sources}
         with suppress(ClearError):  # each run is looked up in its turn then
-            for run in search_runs(self._client, sorted({key[0] for key in sources}), condition):
+            for run in search_runs(self.client, sorted({key[0] for key in sources}), condition):
                 key = run.info.experiment_id, run.data.tags[names.COPIED_FROM_TAG]
                 if key in copies:
                     copies[key].append(run)
@@ -349,7 +348,7 @@ class RunCopier:
         key = experiment_id, source_id
         if key not in self._copies:
             condition = f"tags.`{names.COPIED_FROM_TAG}` = '{source_id}'"
-            self._copies[key] = _sort_copies(search_runs(self._client, [experiment_id], condition))
+            self._copies[key] = _sort_copies(search_runs(self.client, [experiment_id], condition))
         return self._copies[key]
 
     def _get_parent_id(self, run: Run) -> str | None:
@@ -361,7 +360,7 @@ class RunCopier:
         if source_id is None:
             return None
         copies = self._find_copies(experiment_id, source_id)
-        parent = copies[0] if copies else read_run_or_none(self._client, source_id)
+        parent = copies[0] if copies else read_run_or_none(self.client, source_id)
         return None if parent is None else str(parent.info.run_id)
 
     def _set_parent(self, child: Run, source_id: str | None) -> None:
@@ -374,7 +373,7 @@ class RunCopier:
         current = child.data.tags.get(MLFLOW_PARENT_RUN_ID)
         while (parent_id := self._find_parent(experiment_id, source_id)) not in (None, current):
             with mlflow_errors(f"name the parent of run {child_id}"):
-                self._client.set_tag(child_id, MLFLOW_PARENT_RUN_ID, parent_id)
+                self.client.set_tag(child_id, MLFLOW_PARENT_RUN_ID, parent_id)
             current = parent_id
             self._copies.pop((experiment_id, str(source_id)), None)
 
@@ -386,7 +385,7 @@ class RunCopier:
         so that both decide the same. Another machine may have deleted the parent meanwhile, as a
         duplicate, and the process that made the copy may have been killed before it noticed.
         """
-        client = self._client
+        client = self.client
         experiment_id = self._find_or_create_experiment(source)
         if result.action in (IN_USE, FAILED):
             return result

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -53,12 +52,14 @@ from clear_mlflow.journal.uploader import (
     read_exit_wait,
     store_outcome,
 )
-from clear_mlflow.scoring import Scores, load_scores
+from clear_mlflow.scoring import Scores
 from clear_mlflow.scoring.run_log import score
+from clear_mlflow.scoring.run_record import parse_logged_versions
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     forget_active_run,
     forget_system_metrics,
+    get_run,
     is_generated_name,
     mlflow_errors,
     retry_on_conflict,
@@ -296,8 +297,7 @@ def end_run(
         return result.add_problem(result.unsent, keep_status=True)
     training_result = result
     try:
-        with mlflow_errors(f"read run {run_id}"):
-            run = client.get_run(run_id)
+        run = get_run(client, run_id)
         check_has_lease(run)
         result = _score_run(client, run, result, stored_rows)
         outcome = result.build_outcome(sets_status=sets_status)
@@ -328,8 +328,7 @@ def end_expired_run(client: MlflowClient, run: Run) -> None:
     since, and raises TrackingError if a process has acquired or renewed its lease since.
     """
     run_id = run.info.run_id
-    with mlflow_errors(f"read run {run_id}"):
-        current = client.get_run(run_id)
+    current = get_run(client, run_id)
     if str(current.info.status) != "RUNNING":
         return
     for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
@@ -384,17 +383,19 @@ def log_ensemble_summary(client: MlflowClient, run_id: str) -> None:
     num_seeds = len(run.data.params["seeds"].split(","))
     if [str(member.info.status) for member in members] != ["FINISHED"] * num_seeds:
         return
-    scores = [load_scores(client, member) for member in members]
-    if any(each.record is None for each in scores):
+    logged = [
+        {name: run.data.metrics.get(name) for name in parse_logged_versions(run.data.tags)}
+        for run in members
+    ]
+    if not all(logged):  # a member without rows
         return
+    scores = pd.DataFrame(logged, dtype=float).dropna(axis="columns")
     time = get_current_time_millis()
-    metrics = []
-    rows = [each.results.values_by_name for each in scores]
-    for name, column in pd.DataFrame(rows).dropna(axis="columns").items():
-        values = column.tolist()
-        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), time, 0))
-        if len(values) > 1:
-            metrics.append(Metric(f"std/{name}", statistics.stdev(values), time, 0))
+    metrics = [
+        Metric(f"{statistic}/{name}", value, time, 0)
+        for statistic, values in (("mean", scores.mean()), ("std", scores.std()))
+        for name, value in values.dropna().items()
+    ]
     with mlflow_errors(f"log the summary of run {run_id}"):
         tags = [RunTag(names.MEMBERS_TAG, str(num_seeds))]
         client.log_batch(run_id, metrics=metrics, tags=tags)

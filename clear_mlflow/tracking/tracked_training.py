@@ -26,7 +26,7 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import connect_store, log_tags, mlflow_errors, use_store
+from clear_mlflow.store.client import connect_store, get_run, log_tags, mlflow_errors, use_store
 from clear_mlflow.store.lease import (
     Lease,
     LeaseLostError,
@@ -287,8 +287,7 @@ def _train_members(
 
     received_signals: may grow. results: filled with the result of each seed that is trained.
     """
-    with mlflow_errors(f"read run {parent_id}"):
-        experiment_id = client.get_run(parent_id).info.experiment_id
+    experiment_id = get_run(client, parent_id).info.experiment_id
     configs = training.config.split_seeds()
     for config in configs:
         seed = config.seed

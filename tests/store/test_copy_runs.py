@@ -360,7 +360,7 @@ class OvertakenCopier(LateCopier):
         parent_id = super()._find_parent(experiment_id, source_id)
         if parent_id is not None and self.times:
             self.times -= 1
-            list(LateCopier(self._client).copy_runs([self.parent]))
+            list(LateCopier(self.client).copy_runs([self.parent]))
         return parent_id
 
 

@@ -22,7 +22,6 @@ from clear_mlflow.report.page.matrix_map import MAX_SHOWN, sample_evenly
 from clear_mlflow.scoring import Changes, evaluate
 from clear_mlflow.scoring.run_log import (
     build_bucket_series_names,
-    build_metric_values,
     build_row_points,
     compute_score_hash,
     find_changes,
@@ -142,8 +141,7 @@ def stores(draw):
     chance = random.Random(draw(st.integers(0, 2**32)))
     if names.SCORED_TAG in store.tags and chance.random() < 0.5:
         store.tags[names.SCORED_TAG] = f"{store.hash_rows()}.a"
-    stored = replace(store.stored, run=ModelStore(store.stored).run)
-    for point in build_metric_values(stored, evaluate(stored)):
+    for point in ModelStore(store.stored).find_changes().metric_values:
         if chance.random() < 0.7:
             value = chance.random() if chance.random() < 0.2 else point.value
             time = point.timestamp + chance.choice([0, 9])
@@ -171,11 +169,9 @@ def test_after_the_changes_are_written_nothing_is_missing(store, reread):
     assert names.MLFLOW_NOTE not in before or names.MLFLOW_NOTE not in changes.tags
     store.apply(changes)
     assert store.find_changes(reread).is_empty
-    stored = replace(store.stored, run=store.run)
-    for point in (
-        build_metric_values(stored, evaluate(stored)) if reread or not has_same_rows else ()
-    ):
-        assert store.history(point.key)[point.step].value == point.value
+    if reread or not has_same_rows:
+        for point in ModelStore(store.stored).find_changes().metric_values:
+            assert store.history(point.key)[point.step].value == point.value
 
 
 @pytest.mark.slow
