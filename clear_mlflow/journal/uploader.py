@@ -35,7 +35,7 @@ from clear_mlflow.journal.run_folder import (
     read_header,
 )
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import log_tags, mlflow_errors, switch_store
 from clear_mlflow.store.lease import Lease, LeaseLostError, check_has_lease
 from clear_mlflow.store.rows import RowConflictError, parse_rows, read_row_files, store_row
@@ -172,7 +172,7 @@ class Uploader:
                 row_file = name.removeprefix(f"{ROWS_FOLDER}/")
                 store_row(self._client, run, row_file, entry.read())
             elif entry.artifact is not None:
-                log_durably(self._client, run_id, entry.read(), entry.artifact)
+                ArtifactFolder(self._client, run).write_file(entry.artifact, entry.read())
             elif name == METRICS_JSON:
                 self._client.log_batch(run_id, metrics=entry.read_metrics())
             else:

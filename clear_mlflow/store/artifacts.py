@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -150,19 +150,6 @@ def check_size(name: str, size: int | None, max_bytes: int) -> None:
         raise RecordError(f"{name} has {size} bytes; expected at most {format_size(max_bytes)}")
 
 
-def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact of a run like :meth:`ArtifactFolder.write_file`.
-
-    artifact: path among the run's artifacts.
-    """
-    _open_root(client, run_id).write_file(artifact, content)
-
-
 def is_local(artifact_uri: str) -> bool:
     """Return True if an artifact URI names a folder of this machine."""
     return urlsplit(artifact_uri).scheme in ("", "file")
-
-
-@lru_cache(maxsize=256)
-def _open_root(client: MlflowClient, run_id: str) -> ArtifactFolder:
-    return ArtifactFolder(client, client.get_run(run_id))

@@ -22,7 +22,7 @@ from clear_mlflow.core.untrusted import (
     parse_json_texts,
 )
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import ArtifactFolder, is_local, log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder, is_local
 from clear_mlflow.store.client import map_in_threads, mlflow_errors
 
 # MLflow truncates longer tags silently; such a matrix is only in the artifacts.
@@ -81,10 +81,11 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
     run_id = run.info.run_id
     with mlflow_errors(f"store {name} of run {run_id}"):
         try:
-            stored = _create_or_read(client, run, name, content)
+            folder = ArtifactFolder(client, run, ROWS_FOLDER)
+            stored = _create_or_read(folder, name, content)
             if stored is not None and is_truncated_row(stored):
                 warn(f"{name} of run {run_id} was cut off; it is stored again")
-                log_durably(client, run_id, content, f"{ROWS_FOLDER}/{name}")
+                folder.write_file(name, content)
                 return
             if stored is None or is_same_row(stored, content, name):
                 return
@@ -103,14 +104,13 @@ def is_truncated_row(content: bytes) -> bool:
     return False
 
 
-def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:
+def _create_or_read(folder: ArtifactFolder, name: str, content: bytes) -> bytes | None:
     """Create a row's file, or return the content of an existing one."""
-    folder = ArtifactFolder(client, run, ROWS_FOLDER)
     if folder.local is not None:
         if create_durably(folder.local / name, content):
             return None
     elif name not in folder.list_sizes():
-        log_durably(client, run.info.run_id, content, f"{ROWS_FOLDER}/{name}")
+        folder.write_file(name, content)
         return None
     return folder.read_files([name], MAX_ROW_BYTES)[name]
 

@@ -26,7 +26,7 @@ from clear_mlflow.core.untrusted import (
     parse_json_object,
 )
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 
 FORMAT = 1
@@ -75,16 +75,17 @@ class StoredState:
     file: Path
 
 
-def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
+def store_state(client: MlflowClient, run: Run, manifest: Manifest, content: bytes) -> None:
     """Store a training state, then its manifest. Local ones survive power cuts.
 
     content: the bytes of the state's file. Raises TrackingError if the store does not take them.
     """
     state_file, manifest_file = _format_file_names(manifest.row)
     files = {state_file: content, manifest_file: manifest.to_json().encode()}
-    with mlflow_errors(f"store the training state of run {run_id}"):
+    folder = ArtifactFolder(client, run, names.STATE_FOLDER)
+    with mlflow_errors(f"store the training state of run {run.info.run_id}"):
         for name, file_content in files.items():
-            log_durably(client, run_id, file_content, f"{names.STATE_FOLDER}/{name}")
+            folder.write_file(name, file_content)
 
 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:

@@ -36,7 +36,7 @@ from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import OFF
 from clear_mlflow.metrics import split_families
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.lease import LeaseLostError
 from clear_mlflow.store.rows import check_has_no_rows
@@ -205,8 +205,8 @@ class TrainingRun:
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
         """Store a training state, then delete the states of earlier rows."""
         try:
-            self.recorder.uploader.lease.read_run()
-            store_state(self._client, self._run_id, manifest, content)
+            run = self.recorder.uploader.lease.read_run()
+            store_state(self._client, run, manifest, content)
         except LeaseLostError:  # the next row reports it
             return
         except (TrackingError, OSError) as error:
@@ -272,7 +272,7 @@ class TrainingRun:
         if point is None:
             # The first artifact: a store that takes no artifacts is noticed before training.
             content = config.to_json().encode()
-            log_durably(self._client, self._run_id, content, names.CONFIG_JSON)
+            ArtifactFolder(self._client, run).write_file(names.CONFIG_JSON, content)
         else:
             # Read under the lease: no other process adds points any more.
             self.recorder.curve_steps = read_curve_steps(self._client, run)

@@ -75,10 +75,10 @@ def cuts(request, store, tmp_path, own_cache, monkeypatch):
             until(lambda: row - 1 in stored)
             until(lambda: [file.name for file in folders[0].rglob("after_*.json")] == [name])
 
-    def wait_for_row(client, run_id, manifest, content):
+    def wait_for_row(client, run, manifest, content):
         if late:
             until(lambda: list(own_cache.rglob(f"row_{manifest.row + 1:03}.json")))
-        store_state(client, run_id, manifest, content)
+        store_state(client, run, manifest, content)
         stored.add(manifest.row)
 
     counting = Counting(training(SETTINGS, STREAM), wait_for_state)

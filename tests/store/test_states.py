@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 from feature_streams import config, made_up, training
@@ -10,8 +9,8 @@ from flushes import record_flushes
 from stored_runs import artifact_folder, only_run
 
 from clear_mlflow.core.errors import RecordError, TrackingError
-from clear_mlflow.store import names, states
-from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.states import (
     Manifest,
     list_state_rows,
@@ -40,7 +39,7 @@ def test_a_resume_starts_from_the_newest_complete_state(store, run, tmp_path):
     for row in range(1, 6):
         content = b"state %d" % row
         state = manifest(row, content, **wrong.get(row, {}))
-        store_state(store, run.info.run_id, state, content)
+        store_state(store, run, state, content)
     folder = artifact_folder(run) / names.STATE_FOLDER
     (folder / "after_006.safetensors").write_bytes(b"no manifest yet")
     (folder / "after_007.safetensors").write_bytes(b"state 2")
@@ -60,7 +59,7 @@ def test_a_resume_starts_from_the_newest_complete_state(store, run, tmp_path):
 
 
 def test_other_files_next_to_states_are_ignored(store, run, tmp_path):
-    store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
+    store_state(store, run, manifest(1, b"state"), b"state")
     folder = artifact_folder(run) / names.STATE_FOLDER
     for number in range(1001):
         (folder / f"note_{number}.txt").write_text("")
@@ -75,15 +74,16 @@ def test_a_state_is_stored_before_its_manifest(store, run, tmp_path, monkeypatch
     """So that an interruption leaves no partial state."""
     stored = []
 
-    def cut_off(client, run_id, content, artifact):
+    def cut_off(folder, name, content):
         if stored:
             raise OSError("cut off")
-        stored.append(Path(artifact).name)
-        log_durably(client, run_id, content, artifact)
+        stored.append(name)
+        write_file(folder, name, content)
 
-    monkeypatch.setattr(states, "log_durably", cut_off)
+    write_file = ArtifactFolder.write_file
+    monkeypatch.setattr(ArtifactFolder, "write_file", cut_off)
     with pytest.raises(TrackingError, match="cut off"):
-        store_state(store, run.info.run_id, manifest(1, b"s"), b"s")
+        store_state(store, run, manifest(1, b"s"), b"s")
     assert stored == ["after_001.safetensors"]
     assert list_state_rows(store, run) == ()
     assert read_newest_state(store, run, tmp_path) == (None, [])
@@ -99,7 +99,7 @@ def test_an_invalid_manifest_is_rejected(change):
 def test_a_state_is_flushed_before_it_counts(store, run, monkeypatch):
     """Its content and then its name: a power cut may follow."""
     flushed = record_flushes(monkeypatch)
-    store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
+    store_state(store, run, manifest(1, b"state"), b"state")
     folder = artifact_folder(run) / names.STATE_FOLDER
     assert [path.parent for path in flushed].count(folder) == 2
     assert [path for path in flushed if path == folder] == [folder, folder]
@@ -111,10 +111,9 @@ def test_a_state_is_deleted_only_after_the_next_one_is_stored(
 ):
     stored = []
 
-    def store_and_list(client, run_id, state, content):
-        run = client.get_run(run_id)
+    def store_and_list(client, run, state, content):
         stored.append(list_state_rows(client, run))
-        store_state(client, run_id, state, content)
+        store_state(client, run, state, content)
         stored.append(list_state_rows(client, run))
 
     monkeypatch.setattr(training_run, "store_state", store_and_list)

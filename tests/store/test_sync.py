@@ -10,11 +10,10 @@ from stored_runs import row_texts, rows_folder, stored_run
 
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal import uploader
 from clear_mlflow.journal.run_folder import RunFolder
 from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.rows import RowConflictError, read_rows
 from clear_mlflow.tracking.sync import sync_folders
 
@@ -82,12 +81,13 @@ def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal
 
 
 def test_an_entry_that_the_store_rejects_does_not_block_others(store, run, journal, monkeypatch):
-    def refusing(client, run_id, content, artifact):
-        if artifact == "too/large.bin":
+    def refusing(folder, name, content):
+        if name == "too/large.bin":
             raise MlflowException("too large", PERMISSION_DENIED)
-        log_durably(client, run_id, content, artifact)
+        write_file(folder, name, content)
 
-    monkeypatch.setattr(uploader, "log_durably", refusing)
+    write_file = ArtifactFolder.write_file
+    monkeypatch.setattr(ArtifactFolder, "write_file", refusing)
     journal.append("too/large.bin", b"x")
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     with pytest.raises(TrackingError, match="too large"):

@@ -28,7 +28,7 @@ from clear_mlflow.journal.uploader import (
     store_outcome,
 )
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.lease import build_lease_tags
 
 LONG = 60  # seconds: a bound against hangs
@@ -52,12 +52,17 @@ class Stutters(MlflowClient):
 def stuttering(monkeypatch):
     """Make such a store's errors precede local writes, which bypass MLflow."""
 
-    def respond(client, run_id, content, artifact):
-        if isinstance(client, Stutters):
-            client.answer(Path(artifact).stem)
-        log_durably(client, run_id, content, artifact)
+    class StutteringFolder(ArtifactFolder):
+        def __init__(self, client, run):
+            super().__init__(client, run)
+            self.client = client
 
-    monkeypatch.setattr(uploading, "log_durably", respond)
+        def write_file(self, name, content, *, is_durable=True):
+            if isinstance(self.client, Stutters):
+                self.client.answer(Path(name).stem)
+            super().write_file(name, content, is_durable=is_durable)
+
+    monkeypatch.setattr(uploading, "ArtifactFolder", StutteringFolder)
 
 
 def later():
