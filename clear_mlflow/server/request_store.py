@@ -21,13 +21,14 @@ from urllib.parse import urlencode
 import click
 import mlflow
 from flask import Flask, request
-from mlflow.entities import Run, RunInfo
+from mlflow.entities import Run
 from mlflow.utils.proto_json_utils import parse_dict
 from werkzeug.test import run_wsgi_app
 
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import safe_repr
+from clear_mlflow.store.offline import replace_info
 
 SEEN_IN = "3.17"
 
@@ -174,7 +175,7 @@ def _resolve_artifacts(run: Run) -> Run:
     """Return a run whose artifact URI is the storage URI."""
     # In its own context: the next request of this thread may be for another workspace.
     uri = copy_context().run(_resolve_artifact_uri, str(run.info.artifact_uri))
-    return Run(RunInfo(**{**dict(run.info), "artifact_uri": uri}), run.data, run.inputs)
+    return replace_info(run, artifact_uri=uri)
 
 
 def _resolve_artifact_uri(artifact_uri: str) -> str:

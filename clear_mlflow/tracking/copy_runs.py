@@ -162,7 +162,7 @@ class RunCopier:
         is_update = False
         if target is None:
             target = self._create_copy(source, experiment_id)
-            self._copies[experiment_id, source.run_id] = [target]  # its children need it
+            self._copies[experiment_id, source.run_id] = [target]  # it may be passed twice
         else:
             stored_state = _get_complete_state(target)
             if target.info.status == "KILLED" != _get_copied_status(run):
@@ -218,10 +218,6 @@ class RunCopier:
         """Create a run like a source, and acquire its lease."""
         tags = _select_tags(source.run)
         tags = {key: value for key, value in tags.items() if key not in _FINAL_TAGS}
-        if (
-            parent_id := self._find_parent(experiment_id, self._get_parent_id(source.run))
-        ) is not None:
-            tags[MLFLOW_PARENT_RUN_ID] = parent_id
         tags |= {**build_lease_tags(), names.COPIED_FROM_TAG: source.run_id}
         info = source.run.info
         with mlflow_errors(f"create a copy of run {source.run_id}"):
