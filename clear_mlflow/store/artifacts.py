@@ -17,7 +17,7 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.file_utils import local_file_uri_to_path
 
-from clear_mlflow.core.disk import write_durably
+from clear_mlflow.core.disk import create_durably, write_durably
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import format_size, read_bytes
@@ -108,6 +108,18 @@ class ArtifactFolder:
             file = Path(scratch, base_name)
             file.write_bytes(content)
             self.repository.log_artifact(str(file), folder or None)
+
+    def create_file(self, name: str, content: bytes) -> bool:
+        """Store a file like :meth:`write_file`, or return False if it exists.
+
+        Only on this machine, two processes cannot both create it. name: without a folder.
+        """
+        if self.local is not None:
+            return create_durably(self.local / name, content)
+        if name in self.list_sizes():
+            return False
+        self.write_file(name, content)
+        return True
 
     def remove_drafts(self) -> None:
         """Delete files below this folder that killed processes did not finish.

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.disk import create_durably
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, parse_row_index
 from clear_mlflow.core.text import format_count, safe_repr, warn
@@ -82,12 +81,14 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
     with mlflow_errors(f"store {name} of run {run_id}"):
         try:
             folder = ArtifactFolder(client, run, ROWS_FOLDER)
-            stored = _create_or_read(folder, name, content)
-            if stored is not None and is_truncated_row(stored):
+            if folder.create_file(name, content):
+                return
+            stored = folder.read_files([name], MAX_ROW_BYTES)[name]
+            if is_truncated_row(stored):
                 warn(f"{name} of run {run_id} was cut off; it is stored again")
                 folder.write_file(name, content)
                 return
-            if stored is None or is_same_row(stored, content, name):
+            if is_same_row(stored, content, name):
                 return
             problem = "with other numbers"
         except RecordError as error:
@@ -102,17 +103,6 @@ def is_truncated_row(content: bytes) -> bool:
     except RecordError:
         return True
     return False
-
-
-def _create_or_read(folder: ArtifactFolder, name: str, content: bytes) -> bytes | None:
-    """Create a row's file, or return the content of an existing one."""
-    if folder.local is not None:
-        if create_durably(folder.local / name, content):
-            return None
-    elif name not in folder.list_sizes():
-        folder.write_file(name, content)
-        return None
-    return folder.read_files([name], MAX_ROW_BYTES)[name]
 
 
 def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
