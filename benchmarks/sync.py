@@ -23,12 +23,13 @@ def main() -> None:
     options.add_argument("--runs", type=int, nargs="+", default=[25, 50, 100, 200])
     numbers = options.parse_args().runs
 
+    import mlflow
     import numpy as np
     import requests
     from rescore import machine, tracking
 
     import clear_mlflow
-    from clear_mlflow.store.client import connect_store, set_up_mlflow, use_store
+    from clear_mlflow.store.client import connect_store, set_up_mlflow
     from clear_mlflow.tracking.copy_runs import FAILED, RunCopier
     from clear_mlflow.tracking.run_sources import open_sources
 
@@ -55,7 +56,7 @@ def main() -> None:
                     run.log_counts(row, generator.integers(0, 551, BUCKETS))
         del os.environ["CLEAR_MLFLOW_OFFLINE"]
         with tracking("server", root) as uri:
-            use_store(uri)
+            mlflow.set_tracking_uri(uri)
             for number in numbers:
                 for sent in ("first", "again"):
                     num_requests, began, cpu = 0, time.perf_counter(), time.process_time()

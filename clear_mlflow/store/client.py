@@ -172,16 +172,6 @@ def resolve_store_uri(tracking_uri: str) -> str:
     return f"{scheme}:///{quote(str(Path.cwd()))}/{path}"
 
 
-def use_store(tracking_uri: str) -> None:
-    """Make *tracking_uri* MLflow's tracking store in this process and its child processes.
-
-    Calls :func:`set_up_mlflow` first.
-    """
-    set_up_mlflow()
-    os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
-    mlflow.set_tracking_uri(tracking_uri)
-
-
 def switch_store(tracking_uri: str) -> None:
     """Make MLflow use a store in this process, not its children."""
     environment_uri = MLFLOW_TRACKING_URI.get()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import mlflow
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
@@ -26,7 +27,7 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.scoring.run_log import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import connect_store, get_run, log_tags, mlflow_errors, use_store
+from clear_mlflow.store.client import connect_store, get_run, log_tags, mlflow_errors, set_up_mlflow
 from clear_mlflow.store.lease import (
     Lease,
     LeaseLostError,
@@ -181,7 +182,8 @@ def train_sweep_run(
 
     requested: the parameters of the run, as text; others have their defaults.
     """
-    use_store(tracking_uri)
+    set_up_mlflow()
+    mlflow.set_tracking_uri(tracking_uri)
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
     os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}
     with StoppingSignals(print_message=False) as signals:
