@@ -14,7 +14,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, get_measured_split
 from clear_mlflow.core.record import RowRecord, format_row_file_name
 from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
+from clear_mlflow.core.untrusted import MAX_RESULTS_BYTES
 from clear_mlflow.importers import (
     ReadOptions,
     RowPattern,
@@ -23,9 +23,9 @@ from clear_mlflow.importers import (
     parse_row,
     parse_runs,
 )
-from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.artifacts import ArtifactFolder, check_size
 from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
+from clear_mlflow.tracking.run_sources import RunSource
 
 
 def copy_foreign_rows(
@@ -42,9 +42,12 @@ def copy_foreign_rows(
     path = safe_repr(pattern.pattern)
     if any("imported" not in record.extra for record in stored_rows.values()):
         return f"the run's own rows are scored, and {path} is not read"
-    paths = pattern.find_rows(_list_matching_artifacts(client, run, pattern))
+    sizes = RunSource(client, run).list_files()
+    paths = pattern.find_rows(sizes)
     if not paths:
         return f"no artifact matches {path}"
+    for name in paths.values():
+        check_size(safe_repr(name), sizes[name], MAX_RESULTS_BYTES)
     matrix = _read_matrix(client, run, paths, options)
     labels = {**run.data.params, **run.data.tags}
     protocol = labels.get("protocol", "")
@@ -65,38 +68,6 @@ def copy_foreign_rows(
                 "which is kept; if the file is right, import it as a new run: clear-mlflow import"
             )
     return None
-
-
-def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
-    folders, num_listed = [""], 0
-    for depth in range(len(pattern.parts)):
-        is_last = depth == len(pattern.parts) - 1
-        if len(folders) > MAX_ARTIFACT_FOLDERS:
-            raise RecordError(
-                f"more than {MAX_ARTIFACT_FOLDERS} folders match {safe_repr(pattern.pattern)}"
-            )
-        matches = []
-        for folder in folders:
-            with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
-                files = client.list_artifacts(run.info.run_id, folder or None)
-            num_listed += len(files)
-            if num_listed > MAX_ARTIFACTS:
-                raise RecordError(f"has more than {MAX_ARTIFACTS} artifacts where rows may be")
-            for file in files:
-                # Only the last part: a path from the store is never followed.
-                name = file.path.rsplit("/", 1)[-1]
-                is_name = name not in ("", ".", "..") and pattern.matches_part(depth, name)
-                if file.is_dir == is_last or not is_name:
-                    continue
-                if is_last and file.file_size is not None and file.file_size > MAX_RESULTS_BYTES:
-                    raise RecordError(
-                        f"{safe_repr(name)} has {file.file_size} bytes, which is too large for rows"
-                    )
-                if "#" in name or "?" in name:  # a request to a server would hang for minutes
-                    raise RecordError(f"{safe_repr(name)} matches; rename it, without # and ?")
-                matches.append(f"{folder}/{name}" if folder else name)
-        folders = matches
-    return folders
 
 
 def _read_matrix(

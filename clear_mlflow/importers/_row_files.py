@@ -41,30 +41,23 @@ class RowPattern:
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self.parts = pattern.split("/")
+        parts = pattern.split("/")
         expected = ""
         if (
             not 1 <= len(pattern) <= 500
             or not pattern.isprintable()
-            or any(part in ("", ".", "..") for part in self.parts)
+            or any(part in ("", ".", "..") for part in parts)
         ):
             expected = "a path within a run, such as results/acc_after_{row}.json"
         elif pattern.count("{row") > 1 or any(c in _PLACEHOLDER.sub("", pattern) for c in "{}"):
             expected = "{row} or {row0} once, no other braces"
         # A run of somebody else chooses the names: matching them must not take exponential time.
-        elif any(part.count("*") > 3 for part in self.parts):
+        elif any(part.count("*") > 3 for part in parts):
             expected = "at most 3 stars in a name"
         if expected:
             raise ConfigError(
                 f"rows is {safe_repr(pattern)}; expected {expected}", parameter="rows"
             )
-
-    def matches_part(self, depth: int, name: str) -> bool:
-        """Return True if a name matches the pattern's part at *depth*.
-
-        depth: index of the part in the path, from 0.
-        """
-        return bool(_compile_pattern(self.parts[depth]).fullmatch(name))
 
     def find_rows(self, paths: Iterable[str]) -> dict[int | None, str]:
         """Return matching paths by row, or a complete matrix's under None.
