@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -23,7 +24,7 @@ from clear_mlflow.importers import (
     parse_row,
     parse_runs,
 )
-from clear_mlflow.store.artifacts import ArtifactFolder, check_size
+from clear_mlflow.store.artifacts import check_size
 from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
 from clear_mlflow.tracking.run_sources import RunSource
 
@@ -42,13 +43,14 @@ def copy_foreign_rows(
     path = safe_repr(pattern.pattern)
     if any("imported" not in record.extra for record in stored_rows.values()):
         return f"the run's own rows are scored, and {path} is not read"
-    sizes = RunSource(client, run).list_files()
+    source = RunSource(client, run)
+    sizes = source.list_files()
     paths = pattern.find_rows(sizes)
     if not paths:
         return f"no artifact matches {path}"
     for name in paths.values():
         check_size(safe_repr(name), sizes[name], MAX_RESULTS_BYTES)
-    matrix = _read_matrix(client, run, paths, options)
+    matrix = _read_matrix(source, paths, options)
     labels = {**run.data.params, **run.data.tags}
     protocol = labels.get("protocol", "")
     metadata = {
@@ -71,7 +73,7 @@ def copy_foreign_rows(
 
 
 def _read_matrix(
-    client: MlflowClient, run: Run, paths: Mapping[int | None, str], options: ReadOptions
+    source: RunSource, paths: Mapping[int | None, str], options: ReadOptions
 ) -> AccuracyMatrix:
     """Download artifacts, and return the accuracy matrix in them.
 
@@ -80,9 +82,7 @@ def _read_matrix(
     rows: dict[int, list[float]] = {}
     for row, path in paths.items():
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            parent, _, name = path.rpartition("/")
-            artifact = ArtifactFolder(client, run, parent).fetch_file(name, folder)
-            file = load_file(artifact, options)
+            file = load_file(source.fetch_file(path, Path(folder)), options)
         if row is None:
             runs = parse_runs(file)
             if len(runs) != 1:

@@ -45,6 +45,7 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.displayed_run import DisplayedRun
 from clear_mlflow.scoring import Scores
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import connect_store, limit_retries, mlflow_errors
 from clear_mlflow.tracking.joined_run import read_joined_run
 from clear_mlflow.tracking.lifecycle import (
@@ -553,22 +554,15 @@ class LoopRun(DisplayedRun):
         if rows:
             self.expects_last_row = False  # a continued loop may end before the last row
             self._predictions_type = run.data.tags.get(names.PREDICTIONS_TAG)
-        params = {**self._grouping, **self._params}
-        for name, value in params.items():
-            if (stored := run.data.params.get(name, value)) != value:
-                warn(
-                    f"run {run_id} has the parameter {name}={safe_repr(stored)} already, and got "
-                    f"{safe_repr(value)}; the first one is kept"
-                )
         with mlflow_errors(f"log the configuration of run {run_id}"):
             recorder.log_configuration(
                 run,
-                params={k: v for k, v in params.items() if k not in run.data.params},
+                params={**self._grouping, **self._params},
                 grouping=self._grouping,
                 tags={**self._tags, **dataset.tags, names.KIND_TAG: names.KIND_TRAIN},
             )
             # The first artifact: a store that takes no artifacts is found before any training.
-            client.log_text(run_id, self._format_json(dataset).decode(), LOOP_JSON)
+            ArtifactFolder(client, run).write_file(LOOP_JSON, self._format_json(dataset))
         log_dataset(client, run_id, dataset)
         recorder.open(run)
         self._recorder, self.name = recorder, str(run.info.run_name)

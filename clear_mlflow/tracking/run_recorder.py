@@ -122,18 +122,15 @@ class RunRecorder:
     ) -> None:
         """Log parameters and tags, and delete the tags of an earlier error.
 
-        grouping: tags such as strategy and seed. They replace tags of a run without rows, with a
-        warning; a person may have changed tags of a continued run, which are kept. libraries:
-        packages whose versions are logged.
+        params: those that the run has are kept, with a warning if they differ. grouping: tags such
+        as strategy and seed. They replace tags of a run without rows, with a warning; a person may
+        have changed tags of a continued run, which are kept. libraries: packages whose versions are
+        logged.
         """
+        stored_params, stored_tags = run.data.params, run.data.tags if self.rows else {}
+        self._warn_of_conflicts("parameter", stored_params, params, "kept")
         outcome = "kept" if self.rows else "replaced"
-        for name, value in grouping.items():
-            if (stored := run.data.tags.get(name, value)) != value:
-                warn(
-                    f"run {self.run_id} has the tag {name}={safe_repr(stored)} already, and got "
-                    f"{safe_repr(value)}; the first one is {outcome}"
-                )
-        stored_tags = run.data.tags if self.rows else {}
+        self._warn_of_conflicts("tag", run.data.tags, grouping, outcome)
         all_tags = {
             **{name: value for name, value in grouping.items() if name not in stored_tags},
             **tags,
@@ -145,9 +142,19 @@ class RunRecorder:
             self.client.delete_tag(self.run_id, tag)
         self.client.log_batch(
             self.run_id,
-            params=[Param(name, value) for name, value in params.items()],
-            tags=[RunTag(name, value) for name, value in all_tags.items()],
+            params=[Param(*item) for item in params.items() if item[0] not in stored_params],
+            tags=[RunTag(*item) for item in all_tags.items()],
         )
+
+    def _warn_of_conflicts(
+        self, item: str, stored: Mapping[str, str], values: Mapping[str, str], outcome: str
+    ) -> None:
+        for name, value in values.items():
+            if (stored_value := stored.get(name, value)) != value:
+                warn(
+                    f"run {self.run_id} has the {item} {name}={safe_repr(stored_value)} already, "
+                    f"and got {safe_repr(value)}; the first one is {outcome}"
+                )
 
     def write_row(
         self,
