@@ -28,7 +28,7 @@ from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import ROWS_FOLDER, format_row_file_name
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.scoring import ActionResult, Scores, evaluate
-from clear_mlflow.scoring.run_log import REPORTS, find_changes, log_results, read_measurements
+from clear_mlflow.scoring.run_log import find_changes, log_results, read_measurements
 from clear_mlflow.scoring.run_record import split_score_hash
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
@@ -203,8 +203,7 @@ class RunCopier:
         self._write_files(source, target, lease, missing_rows, missing_files)
         if stored_files and run.info.status == "FINISHED":
             remove_states(client, target)
-        has_reports = {*stored_files, *missing_files} >= REPORTS
-        last_time, problem = self._log_missing_values(source, target, lease, new_tags, has_reports)
+        last_time, problem = self._log_missing_values(source, target, lease, new_tags)
         with mlflow_errors(f"end the copy of run {source.run_id}"):
             self._end_copy(run, target, lease, last_time)
         message = (
@@ -264,7 +263,6 @@ class RunCopier:
         target: Run,
         lease: Lease,
         new_tags: Mapping[str, str],
-        has_reports: bool,
     ) -> tuple[int, str]:
         """Log what a copy lacks, and return its last time and problem.
 
@@ -287,7 +285,7 @@ class RunCopier:
             log_in_batches(client, target.info.run_id, select_points(), run.data.params, tags)
         copy = lease.read_run()
         try:
-            scores = _compute_scores(source, client, copy, has_reports)
+            scores = _compute_scores(source, client, copy)
         except RecordError as error:
             return last_time, f"it is copied, but cannot be scored: {error}"
         log_results(client, scores)
@@ -413,17 +411,12 @@ def _get_complete_state(copy: Run) -> str | None:
     return None if names.PROCESS_TAG in tags else tags.get(names.COPIED_STATE_TAG)
 
 
-def _compute_scores(
-    source: RunSource, client: MlflowClient, copy: Run, has_reports: bool
-) -> Scores:
+def _compute_scores(source: RunSource, client: MlflowClient, copy: Run) -> Scores:
     """Compute a copy's scores from its source's files, without logging them."""
     located = replace_info(copy, artifact_uri=source.run.info.artifact_uri)
     stored = replace(read_measurements(source.client, located, reread=False), run=copy)
     results = evaluate(stored)
-    changes = find_changes(client, stored, results, reread=False)
-    if stored.record is not None and not has_reports:
-        changes = replace(changes, reports=True)
-    return Scores(stored, results, changes)
+    return Scores(stored, results, find_changes(client, stored, results, reread=False))
 
 
 def _check_rows(
