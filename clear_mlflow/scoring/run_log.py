@@ -60,7 +60,7 @@ from clear_mlflow.store.sqlite import lock_store_writes
 from clear_mlflow.store.ui_urls import format_artifact_link
 
 _NO_TAG = "none"
-REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
+_REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:
@@ -171,7 +171,7 @@ def find_changes(
     # Before the first scoring, training logged the values of the rows so far.
     before = run.data.metrics if names.SCORED_TAG in tags else {}
     changes = Changes(
-        reports=not has_same_rows or bool(missing_files & REPORTS),
+        reports=not has_same_rows or bool(missing_files & _REPORTS),
         page=not is_scored or names.REPORT_HTML in missing_files,
         metric_values=tuple(
             _find_missing_values(client, stored, results, check_all=reread or not has_same_rows)
@@ -413,7 +413,7 @@ def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
     for folder in ("", names.MATRIX_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):
             paths |= {file.path for file in client.list_artifacts(run.info.run_id, folder)}
-    return (REPORTS | {names.REPORT_HTML}) - paths
+    return (_REPORTS | {names.REPORT_HTML}) - paths
 
 
 def _build_description_tags(
