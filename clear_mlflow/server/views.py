@@ -183,15 +183,10 @@ def _render_experiments_page(store: RequestStore) -> str:
     )
     num_searched = format_count(len(page), "experiment")
     run_by_experiment = _find_newest_runs(store, [experiment.experiment_id for experiment in page])
-    newest_runs = [
-        (experiment, run_by_experiment[experiment.experiment_id])
-        for experiment in page
-        if experiment.experiment_id in run_by_experiment
-    ]
     return render_page(
         "clear_mlflow.server/page/experiments",
         title="Experiments with accuracy matrices",
-        subtitle=f"{len(newest_runs)} of {num_searched}, last changed first",
+        subtitle=f"{len(run_by_experiment)} of {num_searched}, last changed first",
         warnings=(),
         footer=f"clear_mlflow {__version__}",
         experiments=[
@@ -203,7 +198,8 @@ def _render_experiments_page(store: RequestStore) -> str:
                 "status": run.info.status.lower(),
                 "started": format_start(run),
             }
-            for experiment, run in newest_runs
+            for experiment in page
+            if (run := run_by_experiment.get(experiment.experiment_id))
         ],
         workspace=get_workspace(),
         next_token=page.token,
