@@ -436,7 +436,7 @@ def _create_token(pid: int) -> str:
 
 
 def _read_start_time(pid: int) -> float:
-    """Return when a process of this machine started, in ticks since its boot.
+    """Return when a process started, in ticks since the boot.
 
     Raises PermissionError for example for another user's process where /proc is mounted with
     hidepid.
