@@ -67,11 +67,13 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
             parameter="across",
         )
     names = dict(zip(groups, _name_methods([*groups]), strict=True))
+    method_by_group = dict(zip(comparison.groups, methods, strict=True))
+    value_by_group = dict(zip(comparison.groups, values, strict=True))
     pairs_by_methods: dict[tuple[Labels, Labels], dict[str, Pair]] = {}
     for pair in comparison.pairs:
-        a, b = (methods[index] for index in pair.indices)
+        a, b = (method_by_group[group] for group in pair.groups)
         key = (b, a) if (b, a) in pairs_by_methods else (a, b)
-        pairs_by_methods.setdefault(key, {})[values[pair.indices[0]]] = pair
+        pairs_by_methods.setdefault(key, {})[value_by_group[pair.groups[0]]] = pair
     in_order = tuple(dict.fromkeys(values))
     pairs = []
     for (a, b), by_value in pairs_by_methods.items():
@@ -80,7 +82,7 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
         for value, pair in by_value.items():
             if pair.difference is None:
                 continue
-            is_turned = methods[pair.indices[0]] == b
+            is_turned = method_by_group[pair.groups[0]] == b
             differences[value] = -pair.difference if is_turned else pair.difference
             outcomes[value] = UNDECIDED
             if pair.outcome == DIFFERENT:

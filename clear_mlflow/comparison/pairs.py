@@ -67,22 +67,22 @@ def compare_groups(
     without them, these groups are not tested.
     """
     by_group = {
-        index: predictions[group.results[0].run_id]
-        for index, group in enumerate(ranked.groups)
+        group: predictions[group.results[0].run_id]
+        for group in ranked.groups
         if predictions and len(group.results) == 1 and group.results[0].run_id in predictions
     }
-    unequal_images, image_tests, intervals = set(), {}, {}
+    unequal_images, image_tests, intervals = [], {}, {}
     if by_group:
         bootstrap = ImageBootstrap(metrics=ranked.definitions, level=LEVEL)
         for pair in ranked.planned_pairs:
-            a, b = (by_group.get(index) for index in pair)
+            a, b = map(by_group.get, pair)
             if a is None or b is None:
                 continue
             if a.images.digest != b.images.digest:
-                unequal_images.add(pair)
+                unequal_images.append(pair)
             elif a.k == b.k:
                 image_tests[pair] = bootstrap.test(a, b)
-        intervals = {i: bootstrap.intervals(run) for i, run in by_group.items()}
+        intervals = {group: bootstrap.intervals(run) for group, run in by_group.items()}
     # Minima over different intervals are not comparable.
     excluded = WITHIN_BUCKET if len(ranked.test_intervals) > 1 else None
     metrics = [m for m in (*ranked.definitions, *EXTRA_METRICS) if m.needs != excluded]
@@ -90,14 +90,14 @@ def compare_groups(
     pairs = compare_pairs(ranked, ranking_metric, image_tests, margin=ranked.margin)
     names = {*ranked.headline_metrics} - {ranked.ranked_by, COST}
     others = [m for m in metrics if m.name in names and m.higher_is_better is not None]
-    undecided = {pair.indices for pair in pairs if pair.outcome != DIFFERENT}
+    undecided = {pair.groups for pair in pairs if pair.outcome != DIFFERENT}
     num_comparisons = len(others) * (len(ranked.planned_pairs) + ranked.num_untested)
     exploratory = [
         pair
         for pair in compare_pairs(
             ranked, others if undecided else (), image_tests, num_comparisons=num_comparisons
         )
-        if pair.outcome == DIFFERENT and pair.indices in undecided
+        if pair.outcome == DIFFERENT and pair.groups in undecided
     ]
     return replace(
         ranked,
@@ -113,19 +113,17 @@ def _find_best(ranked: Comparison, pairs: Sequence[Pair]) -> frozenset[str]:
     """Name the groups significantly better than all others under their conditions."""
     num_groups = Counter(group.conditions for group in ranked.groups)
     num_worse = Counter(
-        pair.indices[not pair.is_a_better] for pair in pairs if pair.outcome == DIFFERENT
+        pair.groups[not pair.is_a_better] for pair in pairs if pair.outcome == DIFFERENT
     )
     return frozenset(
-        ranked.groups[index].name
-        for index, num in num_worse.items()
-        if num == num_groups[ranked.groups[index].conditions] - 1
+        group.name for group, num in num_worse.items() if num == num_groups[group.conditions] - 1
     )
 
 
 def compare_pairs(
     ranked: Comparison,
     metrics: Sequence[Metric],
-    image_tests: Mapping[tuple[int, int], Mapping[str, TTest]],
+    image_tests: Mapping[tuple[Group, Group], Mapping[str, TTest]],
     *,
     margin: float | None = None,
     num_comparisons: int | None = None,
@@ -135,7 +133,7 @@ def compare_pairs(
     Left out are pairs that have neither two values per group nor a test over images. Results are
     adjusted for several comparisons: by Holm's method, or with a margin by Bonferroni's.
 
-    image_tests: tests over images, by the indices of a pair's groups and by metric. margin: also
+    image_tests: tests over images, by the groups of a pair and by metric. margin: also
     test for equivalence within it. num_comparisons: number of comparisons to adjust p for, or None
     for the tested pairs of the metric and ``ranked.num_untested``.
     """
@@ -143,7 +141,7 @@ def compare_pairs(
     for metric in metrics:
         pairs = [*_sample_pairs(ranked, metric, image_tests)]
         tests = {
-            pair.indices: pair.t_test
+            pair.groups: pair.t_test
             for pair in pairs
             if pair.t_test is not None and pair.min_seeds >= MIN_SEEDS
         }
@@ -155,11 +153,10 @@ def compare_pairs(
             factors = [float(family)] * len(tests)
         factor_by_pair = dict(zip(tests, factors, strict=True))
         for pair in pairs:
-            a, b = (ranked.groups[i] for i in pair.indices)
-            notes = (*_describe_cost(a, b, pair), *_iter_remarks(a, b, pair))
+            notes = (*_describe_cost(pair), *_iter_remarks(pair))
             pair = replace(pair, num_comparisons=family, notes=notes)
-            if (test := tests.get(pair.indices)) is not None:
-                pair = _add_test(pair, test, factor_by_pair[pair.indices])
+            if (test := tests.get(pair.groups)) is not None:
+                pair = _add_test(pair, test, factor_by_pair[pair.groups])
                 if margin is not None:
                     pair = _add_equivalence(pair, test, margin, family)
             results.append(_add_sentences(pair, len(pairs) + ranked.num_untested, margin))
@@ -193,7 +190,7 @@ def _add_sentences(pair: Pair, few: int, margin: float | None) -> Pair:
 def _sample_pairs(
     ranked: Comparison,
     metric: Metric,
-    image_tests: Mapping[tuple[int, int], Mapping[str, TTest]],
+    image_tests: Mapping[tuple[Group, Group], Mapping[str, TTest]],
 ) -> Iterator[Pair]:
     """Yield each pair with its unadjusted test, over images or over seeds.
 
@@ -201,17 +198,16 @@ def _sample_pairs(
     is left out.
     """
     is_in_percent = ranked.score.is_accuracy and not is_cost(metric.name)
-    for indices in ranked.planned_pairs:
-        a, b = (ranked.groups[i] for i in indices)
+    for a, b in ranked.planned_pairs:
         pair = Pair(
             a=a.name,
             b=b.name,
             metric=metric.name,
             higher_is_better=metric.higher_is_better is not False,
-            indices=indices,
+            groups=(a, b),
             is_in_percent=is_in_percent,
         )
-        if (test := image_tests.get(indices, {}).get(metric.name)) is not None:
+        if (test := image_tests.get((a, b), {}).get(metric.name)) is not None:
             size = f"{test.n_a:,} test images, one training run per method, other seeds may differ"
             yield replace(
                 pair,
@@ -221,7 +217,7 @@ def _sample_pairs(
                 mean_difference=test.difference,
                 min_seeds=MIN_SEEDS,
             )
-        elif (compared := _compare_over_seeds(a, b, pair)) is not None:
+        elif (compared := _compare_over_seeds(pair)) is not None:
             yield compared
 
 
@@ -265,13 +261,14 @@ def _add_equivalence(pair: Pair, test: TTest, margin: float, comparisons: int) -
     return replace(pair, outcome=EQUIVALENT) if is_equivalent else pair
 
 
-def _compare_over_seeds(a: Group, b: Group, pair: Pair) -> Pair | None:
+def _compare_over_seeds(pair: Pair) -> Pair | None:
     """Add a test over seeds: paired, Welch, or against a constant.
 
     If the seeds of one group, including diverged ones, are all seeds of the other, too, the values
     of shared seeds are paired; otherwise, or if a seed is repeated, it is Welch's test. A group
     whose seeds all have one matrix is a constant, which the seeds of the other are tested against.
     """
+    a, b = pair.groups
     values_a, values_b = a.list_values(pair.metric), b.list_values(pair.metric)
     constants = [group for group in (a, b) if group.is_constant]
     if len(constants) == 1:
@@ -315,9 +312,9 @@ def _compare_over_seeds(a: Group, b: Group, pair: Pair) -> Pair | None:
     )
 
 
-def _describe_cost(a: Group, b: Group, pair: Pair) -> Iterator[str]:
+def _describe_cost(pair: Pair) -> Iterator[str]:
     """Yield what a better mean costs: ``1.9 times the training FLOPs``."""
-    better, worse = (a, b) if pair.is_a_better else (b, a)
+    better, worse = pair.groups if pair.is_a_better else pair.groups[::-1]
     cost, other_cost = better.metrics.get(COST), worse.metrics.get(COST)
     if is_cost(pair.metric) or not pair.mean_difference or cost is None or other_cost is None:
         return
@@ -328,17 +325,16 @@ def _describe_cost(a: Group, b: Group, pair: Pair) -> Iterator[str]:
     yield f"{better.name} at {text} times the training FLOPs"
 
 
-def _iter_remarks(a: Group, b: Group, pair: Pair) -> Iterator[str]:
-    names = a.name, b.name
-    for name, group in zip(names, (a, b), strict=True):
+def _iter_remarks(pair: Pair) -> Iterator[str]:
+    for group in pair.groups:
         if group.mixed_params:
-            yield f"{name} mixes {group.format_mixed_params()}"
+            yield f"{group.name} mixes {group.format_mixed_params()}"
         if pair.values is None:
             continue
         if diverged := len(group.diverged):
             verb, total = "has" if diverged == 1 else "have", len(group.counted) + diverged
             count = format_count(total, "seed")
-            yield f"{diverged} of {count} of {name} diverged and {verb} no value"
+            yield f"{diverged} of {count} of {group.name} diverged and {verb} no value"
     if pair.values is None or pair.seeds is None:
         return
     if pair.method != WELCH:
@@ -346,6 +342,7 @@ def _iter_remarks(a: Group, b: Group, pair: Pair) -> Iterator[str]:
         if outlier is not None:
             yield f"seed {pair.seeds[0][outlier]} is an outlier"
         return
+    names = pair.a, pair.b
     for name, values, seeds in zip(names, pair.values, pair.seeds, strict=True):
         if (outlier := _find_outlier(values)) is not None:
             seed = "one seed" if seeds[outlier] is None else f"seed {seeds[outlier]}"

@@ -139,37 +139,38 @@ def _plan_pairs(
     values: Sequence[str],
     baseline: str | None,
     metric: str | None,
-) -> tuple[list[tuple[int, int]], int, list[int], list[int]]:
+) -> tuple[list[tuple[Group, Group]], int, list[Group], list[Group]]:
     """Plan the pairs to test: groups with runs, conditions, and values.
 
     With a baseline, each group is paired with it. Otherwise up to MAX_ALL_PAIRS groups are all
     paired, and of more groups, each with the leader: the best one with enough seeds for a test, or
     the best one if no two groups have them. Returns the pairs, the number of further pairs to
-    adjust for, baselines and leaders, as indices. Raises ConfigError if no group is the
-    baseline, or if several are under the same test conditions.
+    adjust for, baselines and leaders. Raises ConfigError if no group is the baseline, or if
+    several are under the same test conditions.
     """
-    comparable_indices: dict[tuple[DatasetDescription, str], list[int]] = defaultdict(list)
-    for index, (group, value) in enumerate(zip(groups, values, strict=True)):
+    comparable_groups: dict[tuple[DatasetDescription, str], list[Group]] = defaultdict(list)
+    for group, value in zip(groups, values, strict=True):
         if group.counted:
-            comparable_indices[group.conditions, value].append(index)
-    pairs: list[tuple[int, int]] = []
+            comparable_groups[group.conditions, value].append(group)
+    pairs: list[tuple[Group, Group]] = []
     num_untested = 0
-    baselines: list[int] = []
-    leaders: list[int] = []
-    for indices in comparable_indices.values():
+    baselines: list[Group] = []
+    leaders: list[Group] = []
+    for comparable in comparable_groups.values():
+        all_pairs = combinations(comparable, 2)
         if baseline is not None:
-            chosen = _find_baseline(groups, indices, baseline)
+            chosen = _find_baseline(comparable, baseline)
             if chosen is not None:
                 baselines.append(chosen)
-                pairs += [(min(i, chosen), max(i, chosen)) for i in indices if i != chosen]
-        elif len(indices) <= MAX_ALL_PAIRS:
-            pairs += combinations(indices, 2)
+                pairs += [pair for pair in all_pairs if chosen in pair]
+        elif len(comparable) <= MAX_ALL_PAIRS:
+            pairs += all_pairs
         else:
-            testable = [i for i in indices if groups[i].has_seeds(metric)]
-            leader = testable[0] if len(testable) > 1 else indices[0]
+            testable = [group for group in comparable if group.has_seeds(metric)]
+            leader = testable[0] if len(testable) > 1 else comparable[0]
             leaders.append(leader)
-            pairs += [(min(i, leader), max(i, leader)) for i in indices if i != leader]
-            num_untested += comb(len(indices) - 1, 2)
+            pairs += [pair for pair in all_pairs if leader in pair]
+            num_untested += comb(len(comparable) - 1, 2)
     if baseline is not None and not baselines:
         names = ", ".join(safe_repr(group.name, 80) for group in groups[:20])
         raise ConfigError(
@@ -179,15 +180,15 @@ def _plan_pairs(
     return pairs, num_untested, baselines, leaders
 
 
-def _find_baseline(groups: Sequence[Group], indices: Sequence[int], baseline: str) -> int | None:
-    """Return the index of the baseline's group, by name or label."""
-    matching = [i for i in indices if groups[i].name == baseline]
-    matching = matching or [i for i in indices if baseline in groups[i].labels.values()]
+def _find_baseline(groups: Sequence[Group], baseline: str) -> Group | None:
+    """Return the baseline's group, by name or label."""
+    matching = [group for group in groups if group.name == baseline]
+    matching = matching or [group for group in groups if baseline in group.labels.values()]
     if len(matching) > 1:
-        names = ", ".join(safe_repr(groups[i].name, 80) for i in matching[:20])
+        names = ", ".join(safe_repr(group.name, 80) for group in matching[:20])
         raise ConfigError(
             f"baseline is {safe_repr(baseline)}, which {len(matching)} groups on "
-            f"{truncate_name(groups[matching[0]].conditions.name)} are; name one of {names}",
+            f"{truncate_name(matching[0].conditions.name)} are; name one of {names}",
             parameter="baseline",
         )
     return matching[0] if matching else None

@@ -69,7 +69,7 @@ class Pair:
     hedges_g: float | None = None
     more_seeds: int | None = None  # new seeds of each method that a result would need
     # Fields from here on are not columns.
-    indices: tuple[int, int]  # of the groups
+    groups: tuple[Group, Group] = field(repr=False)
     method: str = ""  # of the test, also if there are too few seeds for it
     size: str = ""  # such as "3 shared seeds"
     t_test: TTest | None = None  # unadjusted; None without variation
@@ -97,7 +97,7 @@ class Pair:
 
 
 _PAIR_FIELDS = [column.name for column in fields(Pair)]
-PAIR_COLUMNS = tuple(_PAIR_FIELDS[: _PAIR_FIELDS.index("indices")])
+PAIR_COLUMNS = tuple(_PAIR_FIELDS[: _PAIR_FIELDS.index("groups")])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +186,11 @@ class Comparison:
     metrics: tuple[str, ...]  # names of metrics that at least one group defines
     definitions: tuple[Metric, ...]  # metrics of the matrix
     ranked_by: str | None  # metric of the ranking and the tests, or None if no group defines any
-    planned_pairs: tuple[tuple[int, int], ...]  # indices of the groups to test against each other
+    planned_pairs: tuple[tuple[Group, Group], ...]  # groups to test against each other
     # Number of further pairs to adjust for, because the leader was chosen by its results.
     num_untested: int
-    baselines: tuple[int, ...]  # indices of groups that the others are tested against
-    leaders: tuple[int, ...]  # indices of leaders that all others are tested against
+    baselines: tuple[Group, ...]  # groups that the others are tested against
+    leaders: tuple[Group, ...]  # leaders that all others are tested against
     ungrouped: tuple[RunWithoutRows, ...]  # runs without rows that belong to no group
     margin: float | None  # largest difference that does not matter
     tuned: frozenset[str]  # names in group_by of parameters that are chosen by their results
@@ -203,8 +203,8 @@ class Comparison:
     # A line on the clearest difference in another headline metric, for pairs that do not differ in
     # the metric of the ranking; empty without any.
     exploratory: str = ""
-    # Intervals of single results over test images: index of the group to metric to interval.
-    image_intervals: Mapping[int, Mapping[str, Interval]] = field(default_factory=dict)
+    # Intervals of single results over test images: group to metric to interval.
+    image_intervals: Mapping[Group, Mapping[str, Interval]] = field(default_factory=dict)
 
     @cached_property
     def conditions(self) -> list[DatasetDescription]:
@@ -273,10 +273,10 @@ class Comparison:
         """
         if not self.score.is_accuracy:  # predictions are classes
             return []
-        single = [i for i, group in enumerate(self.groups) if len(group.results) == 1]
-        paired = [i for pair in self.planned_pairs if set(pair) <= set(single) for i in pair]
-        indices = list(dict.fromkeys([*paired, *single]))[:MAX_PREDICTIONS]
-        return [self.groups[i].results[0] for i in indices]
+        single = [group for group in self.groups if len(group.results) == 1]
+        paired = [group for pair in self.planned_pairs if {*pair} <= {*single} for group in pair]
+        groups = list(dict.fromkeys([*paired, *single]))[:MAX_PREDICTIONS]
+        return [group.results[0] for group in groups]
 
     def format_horizon(self, group: Group) -> str:
         """Return how many buckets a group keeps up with training from scratch.
@@ -302,15 +302,15 @@ class Comparison:
             methods.setdefault((group.conditions, labels or group.name), []).append(group)
         return list(methods.values())
 
-    def get_interval(self, index: int, metric: str) -> tuple[Interval | None, bool]:
+    def get_interval(self, group: Group, metric: str) -> tuple[Interval | None, bool]:
         """Return a metric's interval, and whether it is over test images.
 
         The interval is None if there is neither one over seeds nor over test images.
         """
-        over_seeds = self.groups[index].metrics[metric].interval
+        over_seeds = group.metrics[metric].interval
         if over_seeds is not None:
             return over_seeds, False
-        over_images = self.image_intervals.get(index, {}).get(metric)
+        over_images = self.image_intervals.get(group, {}).get(metric)
         return over_images, over_images is not None
 
     @cached_property

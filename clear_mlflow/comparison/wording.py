@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -217,26 +217,25 @@ def describe_reason_without_tests(comparison: Comparison) -> str:
         return "No group defines a metric to rank by, so no differences are tested."
     identical = _list_identical_pairs(comparison)
     if identical and len(identical) == len(comparison.planned_pairs):
-        return _describe_identical(comparison, identical)
+        return _describe_identical(identical)
     return (
         "No two groups could be tested against each other. A test needs the same test set and at "
         "least two seeds of both groups, or one run of each with stored predictions."
     )
 
 
-def _list_identical_pairs(ranked: Comparison) -> list[tuple[int, int]]:
+def _list_identical_pairs(ranked: Comparison) -> list[tuple[Group, Group]]:
     """Return the planned pairs of groups with one result each, the same."""
-    results = [group.results for group in ranked.groups]
     return [
-        (i, j)
-        for i, j in ranked.planned_pairs
-        if len(results[i]) == len(results[j]) == 1
-        and np.array_equal(results[i][0].grid, results[j][0].grid, equal_nan=True)
+        (a, b)
+        for a, b in ranked.planned_pairs
+        if len(a.results) == len(b.results) == 1
+        and np.array_equal(a.results[0].grid, b.results[0].grid, equal_nan=True)
     ]
 
 
-def _describe_identical(ranked: Comparison, pairs: Sequence[tuple[int, int]]) -> str:
-    names = [" and ".join(ranked.groups[i].name for i in pair) for pair in pairs]
+def _describe_identical(pairs: Sequence[tuple[Group, Group]]) -> str:
+    names = [" and ".join(group.name for group in pair) for pair in pairs]
     listed = names[0] if len(pairs) == 1 else f"{len(pairs)} pairs of groups"
     examples = f" ({'; '.join(names[:5])}{'; …' if names[5:] else ''})" if len(pairs) > 1 else ""
     return (
@@ -246,14 +245,14 @@ def _describe_identical(ranked: Comparison, pairs: Sequence[tuple[int, int]]) ->
 
 
 def iter_warnings(
-    ranked: Comparison, pairs: Sequence[Pair], unequal_images: Set[tuple[int, int]]
+    ranked: Comparison, pairs: Sequence[Pair], unequal_images: Sequence[tuple[Group, Group]]
 ) -> Iterator[str]:
     """Yield warnings about the runs and the tests, the most general first.
 
     They are about different test conditions, selection on test images, missing values, single
     groups and runs, and untested pairs; the warnings that *ranked* has are among them.
 
-    unequal_images: pairs of groups, as indices, whose predictions are for different test images.
+    unequal_images: pairs of groups whose predictions are for different test images.
     """
     if len(ranked.conditions) > 1:
         first, *others = ranked.conditions
@@ -369,7 +368,7 @@ def _iter_group_warnings(group: Group) -> Iterator[str]:
 
 
 def _iter_test_warnings(
-    ranked: Comparison, pairs: Sequence[Pair], unequal_images: Set[tuple[int, int]]
+    ranked: Comparison, pairs: Sequence[Pair], unequal_images: Sequence[tuple[Group, Group]]
 ) -> Iterator[str]:
     groups = ranked.groups
     single = [group for group in groups if len(group.counted) == 1]
@@ -384,15 +383,15 @@ def _iter_test_warnings(
             "one trained model need not be true for the method."
         )
     if unequal_images:
-        a, b = (groups[i].name for i in min(unequal_images))
+        a, b = unequal_images[0]
         yield (
-            f"{a} and {b} have predictions for different test images, though their dataset has the "
-            "same digest: they are not tested against each other."
+            f"{a.name} and {b.name} have predictions for different test images, though their "
+            "dataset has the same digest: they are not tested against each other."
         )
-    tested = {pair.indices for pair in pairs}
-    untested = set(ranked.planned_pairs) - tested - unequal_images
+    tested = {pair.groups for pair in pairs}
+    untested = set(ranked.planned_pairs) - tested - {*unequal_images}
     if identical := [pair for pair in _list_identical_pairs(ranked) if pair in untested]:
-        yield _describe_identical(ranked, identical)
+        yield _describe_identical(identical)
     if untested := untested - set(identical):
         needs = "" if ranked.ranked_by is None else f" that define {ranked.ranked_by}"
         yield (
@@ -401,17 +400,16 @@ def _iter_test_warnings(
             f"matrices, or stored predictions of one run each, for at most {MAX_PREDICTIONS} runs."
         )
     for leader in ranked.leaders:
-        conditions = groups[leader].conditions
-        is_first = all(group.conditions != conditions for group in groups[:leader])
+        is_first = leader is next(g for g in groups if g.conditions == leader.conditions)
         note = "" if is_first else f", the best with {MIN_SEEDS} seeds"
         yield (
             f"With more than {MAX_ALL_PAIRS} groups, each is tested against the leader, "
-            f"{groups[leader].name}{note}. The leader was chosen by its results, so p is "
+            f"{leader.name}{note}. The leader was chosen by its results, so p is "
             "adjusted for all pairs. If you name a baseline beforehand (--baseline), p is adjusted "
             "only for the pairs with the baseline."
         )
     if ranked.baselines:
-        tested_conditions = {groups[i].conditions for i in ranked.baselines}
+        tested_conditions = {group.conditions for group in ranked.baselines}
         for conditions in ranked.conditions:
             if conditions not in tested_conditions:
                 yield (

@@ -47,20 +47,20 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
 
 
 def _format_seeds_grid(comparison: Comparison) -> str | None:
-    needed: Counter[int] = Counter()
+    needed: Counter[Group] = Counter()
     for pair in comparison.pairs:
         if pair.more_seeds is not None:
-            for group_index in pair.indices:
-                needed[group_index] = max(needed[group_index], pair.more_seeds)
+            for group in pair.groups:
+                needed[group] = max(needed[group], pair.more_seeds)
     used_seeds = [run.seed for run in comparison.runs]
     used_seeds += [run.seed for group in comparison.groups for run in group.without_rows]
     # The same new seeds for all: with shared seeds, fewer show a difference.
     first = max((seed for seed in used_seeds if seed is not None), default=-1) + 1
     entries = []
-    for group_index, count in sorted(needed.items()):
-        parameters = find_sweep_parameters(comparison.groups[group_index])
-        if count and parameters is not None:
-            seeds = [str(first + i) for i in range(count)]
+    for group in comparison.groups:
+        parameters = find_sweep_parameters(group) if needed[group] else None
+        if parameters is not None:
+            seeds = [str(first + i) for i in range(needed[group])]
             entries.append({**parameters, "seed": seeds})
     comment = (
         "# Seeds for what compare could not decide: clear-mlflow sweep --grid more_seeds.yaml\n"

@@ -17,7 +17,7 @@ from rich.console import Console
 from scipy import stats
 
 from clear_mlflow.comparison import tables
-from clear_mlflow.comparison.groups import ComparedRun, RunWithoutRows
+from clear_mlflow.comparison.groups import ComparedRun, Group, RunWithoutRows
 from clear_mlflow.comparison.page import render_comparison_page
 from clear_mlflow.comparison.pairs import _compare_over_seeds
 from clear_mlflow.comparison.ranking import rank_groups
@@ -54,8 +54,12 @@ def verdicts(comparison: Comparison) -> list[Any]:
     return list(comparison.pairs)
 
 
-def values(comparison: Comparison, position: int) -> list[float]:
-    return [value for _, value in comparison.groups[position].list_values(SCORE)]
+def values(group: Group) -> list[float]:
+    return [value for _, value in group.list_values(SCORE)]
+
+
+def list_positions(comparison: Comparison) -> list[tuple[int, ...]]:
+    return [tuple(map(comparison.groups.index, v.groups)) for v in verdicts(comparison)]
 
 
 def render_page(comparison: Comparison) -> str:
@@ -75,7 +79,7 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
         others = range(n) if shared else range(n, 2 * n)
         comparison = compare([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
         (verdict,) = verdicts(comparison)
-        a, b = values(comparison, 0), values(comparison, 1)
+        a, b = map(values, comparison.groups[:2])
         expected = stats.ttest_rel(a, b) if shared else stats.ttest_ind(a, b, equal_var=False)
         assert verdict.outcome == "different"
         assert verdict.p is not None
@@ -107,9 +111,7 @@ def test_an_interval_contains_zero_exactly_if_p_is_not_significant() -> None:
 def test_many_groups_are_tested_against_the_leader() -> None:
     """Adjusted for all pairs, since the leader was selected by results."""
     comparison = compare([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
-    assert [(v.indices[0], v.indices[1]) for v in verdicts(comparison)] == [
-        (0, i) for i in range(1, 9)
-    ]
+    assert list_positions(comparison) == [(0, i) for i in range(1, 9)]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     adjusted = holm([*plain, *[1.0] * (math.comb(9, 2) - 8)])[:8]
     assert [v.p for v in verdicts(comparison) if v.p is not None] == pytest.approx(adjusted)
@@ -131,8 +133,9 @@ def test_the_leader_of_many_groups_has_seeds_for_a_test(leading_seeds: list[int]
     comparison = compare([*best, *others])
     has_seeds = len(leading_seeds) >= 3
     leader = 0 if has_seeds else 1
-    assert comparison.leaders == (leader,)
-    tested = [verdict.indices for verdict in verdicts(comparison) if verdict.p is not None]
+    assert comparison.leaders == (comparison.groups[leader],)
+    positions = zip(list_positions(comparison), verdicts(comparison), strict=True)
+    tested = [pair for pair, verdict in positions if verdict.p is not None]
     assert tested == [(leader, i) for i in range(leader + 1, 9)]
     (warning,) = [text for text in comparison.warnings if "tested against the leader" in text]
     name = "best" if has_seeds else "m7, the best with 3 seeds"
@@ -141,17 +144,16 @@ def test_the_leader_of_many_groups_has_seeds_for_a_test(leading_seeds: list[int]
 
 def test_groups_of_one_run_are_tested_against_the_best() -> None:
     comparison = compare([run(f"m{i}", 40 + 5 * i, 0) for i in range(8)])
-    assert comparison.leaders == (0,)
+    assert comparison.leaders == comparison.groups[:1]
     one_with_seeds = [run(f"m{i}", 40 + 5 * i, 0) for i in range(8)] + runs("late", 30, range(4))
-    assert compare(one_with_seeds).leaders == (0,)
+    comparison = compare(one_with_seeds)
+    assert comparison.leaders == comparison.groups[:1]
 
 
 def test_a_baseline_is_adjusted_only_for_its_own_pairs() -> None:
     compared = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
     comparison = compare(compared, baseline="m0")
-    assert [(v.indices[0], v.indices[1]) for v in verdicts(comparison)] == [
-        (i, 8) for i in range(8)
-    ]
+    assert list_positions(comparison) == [(i, 8) for i in range(8)]
     plain = [v.unadjusted_p for v in verdicts(comparison) if v.p is not None]
     assert [v.p for v in verdicts(comparison) if v.p is not None] == pytest.approx(holm(plain))
     assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in verdicts(comparison))
@@ -238,7 +240,7 @@ def test_no_difference_can_be_a_result() -> None:
     assert verdict.outcome == "not shown"
     comparison = compare(compared, margin=0.01)
     (verdict,) = verdicts(comparison)
-    change = np.subtract(values(comparison, 0), values(comparison, 1))
+    change = np.subtract(*map(values, comparison.groups[:2]))
     sides = [
         stats.ttest_1samp(change, -0.01, alternative="greater").pvalue,
         stats.ttest_1samp(change, 0.01, alternative="less").pvalue,
@@ -412,9 +414,9 @@ def test_a_method_without_randomness_is_found_different_in_5_percent(num_seeds):
 
     def measure_rate(shift):
         fixed = draw_group(constant, [0.7] * 3)
-        pair = Pair(a="a", b="b", metric=SCORE, higher_is_better=True, indices=(0, 1))
+        fields = {"a": "a", "b": "b", "metric": SCORE, "higher_is_better": True}
         tests = [
-            _compare_over_seeds(fixed, draw_group(seeded, values), pair).t_test
+            _compare_over_seeds(Pair(**fields, groups=(fixed, draw_group(seeded, values)))).t_test
             for values in draws.normal(0.7 + shift, 0.01, (4000, num_seeds))
         ]
         return np.mean([test.p_value <= 0.05 for test in tests])
@@ -495,9 +497,7 @@ def test_the_recommended_number_of_seeds_is_sufficient() -> None:
     undecided = [v for v in verdicts(comparison) if v.outcome == "not shown"]
     assert len(undecided) > 1
     for verdict in undecided:
-        test = paired_t(
-            values(comparison, verdict.indices[0]), values(comparison, verdict.indices[1])
-        )
+        test = paired_t(*map(values, verdict.groups))
         assert test is not None
         assert verdict.more_seeds == seeds_needed(test, alpha=0.05 / 6)
     draws, times = np.random.default_rng(0), 400
@@ -573,7 +573,7 @@ def test_a_margin_is_adjusted_for_the_pairs_with_the_leader_that_are_not_tested(
     assert len(comparison.pairs) == 8
     for verdict in verdicts(comparison):
         assert verdict.p == pytest.approx(min(1, 36 * verdict.unadjusted_p))
-        a, b = values(comparison, verdict.indices[0]), values(comparison, verdict.indices[1])
+        a, b = map(values, verdict.groups)
         test = paired_t(a, b)
         assert test is not None
         assert (verdict.low, verdict.high) == pytest.approx(tuple(test.interval(1 - 0.05 / 36)))

@@ -120,10 +120,10 @@ def test_one_run_only():
     assert comparison.pairs == ()
     assert comparison.groups[0].metrics[SCORE].interval is None
     assert "has only one run (replay)" in comparison.warnings[0]
-    assert comparison.get_interval(0, SCORE) == (None, False)
+    assert comparison.get_interval(comparison.groups[0], SCORE) == (None, False)
     run = comparison.groups[0].members[0]
     comparison = compare_groups(rank_groups([run], BY), {run.run_id: predict(counts(180, 0))})
-    interval, is_over_images = comparison.get_interval(0, SCORE)
+    interval, is_over_images = comparison.get_interval(comparison.groups[0], SCORE)
     assert is_over_images
     assert interval.low < comparison.groups[0].metrics[SCORE].mean < interval.high
 

@@ -154,7 +154,8 @@ def write_sentence(**values: Any) -> str:
     fields |= {"min_seeds": 8, "unit": "seeds", "outcome": "different"}
     fields |= {"difference": 0.031, "low": 0.012, "high": 0.05, "p": 0.01}
     fields |= {"metric": "clear/accuracy", "higher_is_better": True, **values}
-    pair = Pair(a="A", b="B", indices=(0, 1), mean_difference=fields["difference"], **fields)
+    groups: Any = "A", "B"
+    pair = Pair(a="A", b="B", groups=groups, mean_difference=fields["difference"], **fields)
     return describe_verdict(pair)
 
 

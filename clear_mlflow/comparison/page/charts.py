@@ -51,7 +51,7 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         if is_cost(metric):
             continue
         rows = [
-            (position, group, group.metrics[metric], *comparison.get_interval(position, metric))
+            (position, group, group.metrics[metric], *comparison.get_interval(group, metric))
             for position, group in groups
             if metric in group.metrics
         ]
