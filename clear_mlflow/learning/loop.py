@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -114,15 +115,8 @@ def train(
             )
 
     if config.test_every != OFF:
-        trainer.tests = WithinBucketTests(
-            model,
-            config.test_every,
-            keys=stream.keys,
-            num_instances=stream.test().counts,
-            measure=measure_all,
-            on_test=progress.test_done,
-        )
-
+        test_every, on_test = config.test_every, progress.test_done
+        trainer.tests = WithinBucketTests(model, test_every, stream, measure_all, on_test)
     if config.time_order == "on":
         trainer.sort_by_time = stream.sort_by_time
     if config.prequential != OFF:
@@ -150,14 +144,8 @@ def train(
         prequential = None
         if trainer.prequential is not None and num_trained:
             prequential = trainer.prequential.build_record(num_trained)
-        return TrainedBucket(
-            row,
-            evaluation,
-            model,
-            lambda: take_snapshot(model, strategy, trainer),
-            stream.standardised,
-            prequential,
-        )
+        snapshot = partial(take_snapshot, model, strategy, trainer)
+        return TrainedBucket(row, evaluation, model, snapshot, stream.standardised, prequential)
 
     if saved is None:
         yield test(0)

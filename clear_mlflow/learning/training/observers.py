@@ -166,8 +166,7 @@ class WithinBucketTests:
     Args:
         model: model in training.
         test_every: interval, as :func:`.values.parse_test_every` returns it.
-        keys: keys of all buckets, in stream order.
-        num_instances: number of test images per bucket.
+        stream: the stream that is trained on.
         measure: tests the model on all buckets. Returns an ``Evaluation``, or None if an output is
             not a finite number.
         on_test: receives the result of each test.
@@ -177,16 +176,13 @@ class WithinBucketTests:
         self,
         model: nn.Module,
         test_every: str,
-        *,
-        keys: tuple[str, ...],
-        num_instances: tuple[int, ...],
+        stream: TrainingStream,
         measure: Callable[[], Any],
         on_test: Callable[[AnytimeRow], None],
     ) -> None:
         self._model = model
         self._test_every = test_every
-        self._keys = keys
-        self._num_instances = num_instances
+        self._stream = stream
         self._measure = measure
         self._on_test = on_test
         self._bucket_index = -1
@@ -214,16 +210,17 @@ class WithinBucketTests:
         self._interval_steps = count_interval_steps(self._test_every, epoch_steps)
         if bucket_index == 0 and self._num_tests == 0:
             raise ConfigError(
-                f"test_every is {self._test_every}, and bucket {self._keys[0]} takes "
+                f"test_every is {self._test_every}, and bucket {self._stream.keys[0]} takes "
                 f"{format_count(self._num_steps, 'step')}, after which it is tested in "
                 "any case: test more often",
                 parameter="test_every",
             )
-        if self._num_tests * len(self._keys) > _MOST_TESTS:
+        keys = self._stream.keys
+        if self._num_tests * len(keys) > _MOST_TESTS:
             raise ConfigError(
                 f"test_every is {self._test_every}, which is "
                 f"{format_count(self._num_tests, 'test')} inside bucket "
-                f"{self._keys[bucket_index]}; a run of {format_count(len(self._keys), 'bucket')} "
+                f"{keys[bucket_index]}; a run of {format_count(len(keys), 'bucket')} "
                 f"stores at most {_MOST_TESTS:,} in all: test less often",
                 parameter="test_every",
             )
@@ -242,8 +239,8 @@ class WithinBucketTests:
         if evaluation is None:
             raise DivergedError(
                 f"after {self._step} of {self._num_steps} steps on bucket "
-                f"{self._keys[self._bucket_index]} the model's output is not a finite number; pass "
-                "a lower lr"
+                f"{self._stream.keys[self._bucket_index]} the model's output is not a finite "
+                "number; pass a lower lr"
             )
         self._on_test(
             AnytimeRow(
@@ -252,9 +249,9 @@ class WithinBucketTests:
                 num_tests=self._num_tests,
                 step=self._step,
                 num_steps=self._num_steps,
-                buckets=self._keys,
+                buckets=self._stream.keys,
                 correct=evaluation.correct,
-                num_instances=self._num_instances,
+                num_instances=self._stream.test().counts,
             )
         )
 
