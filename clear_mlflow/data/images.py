@@ -131,25 +131,13 @@ class ImageTable:
         )
 
     def join(self, other: ImageTable) -> ImageTable:
-        """Return these and *other* images, with times if both have them.
-
-        Both have vectors of the same array, or none.
-        """
-        vectors = self.vectors
-        if vectors is not None and other.vectors is not None:
-            rows = np.concatenate([vectors.rows, other.vectors.rows])
-            vectors = Vectors(vectors.array, rows)
-        times = None
-        if self.times is not None and other.times is not None:
-            times = np.concatenate([self.times, other.times])
+        """Return these and *other* images. They are files, without times."""
         return ImageTable(
             files=self.files + other.files,
             labels=np.concatenate([self.labels, other.labels]),
             buckets=np.concatenate([self.buckets, other.buckets]),
             is_test=np.concatenate([self.is_test, other.is_test]),
             contents=self.contents + other.contents,
-            vectors=vectors,
-            times=times,
         )
 
     def count_classes(self, num_buckets: int, num_classes: int) -> NDArray[np.int64]:
@@ -286,7 +274,8 @@ def build_index(
     train_keys = {entry.bucket for entry in train}
     all_keys = sort_buckets(train_keys | test_keys, order=order, source_name=source_name)
     keys = tuple(key for key in all_keys if key in train_keys)
-    test_only = ", ".join([safe_repr(key) for key in all_keys if key not in train_keys][:8])
+    test_only = [safe_repr(key) for key in all_keys if key not in train_keys]
+    left_out = f"test sets without a training set were left out: bucket {', '.join(test_only[:8])}"
     for folder in folders:  # once for each folder: resolving looks at every folder above
         if os.path.lexists(folder):  # each image of a missing one is reported when it is hashed
             check_folder(Path(folder), root=real_root)
@@ -329,11 +318,7 @@ def build_index(
         images=images,
         test_error=test_error,
         times=find_first_days(keys) if times is None else _parse_dates(keys, times, source_name),
-        warnings=(
-            (f"test sets without a training set were left out: bucket {test_only}",)
-            if test_only
-            else ()
-        ),
+        warnings=(left_out,) if test_only else (),
         standardise=NONE if array is None else standardise,
     )
 

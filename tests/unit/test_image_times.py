@@ -1,6 +1,5 @@
 """The time of each image, from its source to a bucket's order."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,17 +52,13 @@ def test_a_table_divided_by_time_has_the_times_of_its_rows(tmp_path: Path) -> No
     assert names == [["4", "3", "2"], ["5", "7", "6"]]
 
 
-def test_images_keep_their_times_in_scenarios_and_in_joined_tables(tmp_path: Path) -> None:
+def test_images_keep_their_times_in_scenarios(tmp_path: Path) -> None:
     stream = load(tmp_path, "year")
     table = stream.images
     by_file = dict(zip(table.files, table.times.tolist(), strict=True))
     arguments = {"classes_per_bucket": 1, "times": "all"}
-    for images in (
-        apply_scenario(stream, "class", arguments).images,
-        table.take(np.array([4, 1])).join(table.take(np.array([2]))),
-    ):
-        assert [by_file[file] for file in images.files] == images.times.tolist()
-    assert table.join(replace(table, times=None)).times is None
+    images = apply_scenario(stream, "class", arguments).images
+    assert [by_file[file] for file in images.files] == images.times.tolist()
 
 
 def test_a_table_with_its_own_buckets_has_no_times(tmp_path: Path) -> None:

@@ -19,13 +19,7 @@ from clear_mlflow.data.files import path_text, reason
 
 LICENCE = "CC BY 4.0"  # of the scans, according to UCI's page
 
-EMBEDDED = tuple(
-    sorted(
-        module.name.replace("_", "-")
-        for module in pkgutil.iter_modules(__path__)
-        if not module.name.startswith("_")
-    )
-)
+EMBEDDED = tuple(sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(__path__)))
 
 
 def write_embedded(dataset: str, cache_dir: Path) -> Path:

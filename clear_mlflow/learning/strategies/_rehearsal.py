@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -74,18 +75,12 @@ class RehearsalStrategy(Strategy):
         if self._buffer_samples is None:
             return super().load_rehearsal_batches(bucket_index, epoch, num_steps)
         config = replace(self.config, batch_size=self.rehearsal_batch_size)
-        batches = [
-            draw_buffer_batches(
-                self._buffer_samples,
-                num_steps,
-                config,
-                self.stream.device,
-                *(bucket_index, epoch, *numbers),
-                group=self.group,
-                dtype=self.input_dtype,
-            )
+        samples, device = self._buffer_samples, self.stream.device
+        draw = partial(draw_buffer_batches, group=self.group, dtype=self.input_dtype)
+        batches = (
+            draw(samples, num_steps, config, device, bucket_index, epoch, *numbers)
             for numbers in self.rehearsal_seeds
-        ]
+        )
         return zip(*batches, strict=True)
 
     def after_bucket(self, bucket_index: int) -> None:
