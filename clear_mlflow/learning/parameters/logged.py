@@ -65,16 +65,12 @@ def select_parameters_to_log(
     parameters["used/arithmetic"] = config.arithmetic
     # Each argument has its own name: a column in MLflow, to sort and compare runs by.
     for option_name in ARGUMENTS:
+        owner = option_name.removesuffix("_args")
         for name, value in getattr(config, option_name).items():
-            parameters[_get_argument_prefix(option_name) + name] = format_argument(value)
+            parameters[f"{owner}/{name}"] = format_argument(value)
     # MLflow's page shows them in this order: requested texts come last.
     ordered = sorted(parameters.items(), key=lambda item: item[0].startswith("asked/"))
     return {name: text for name, text in ordered if name not in stored}
-
-
-def _get_argument_prefix(option_name: str) -> str:
-    """Return what the logged names of arguments start with, for example ``strategy/``."""
-    return option_name.removesuffix("_args") + "/"
 
 
 def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:

@@ -72,8 +72,6 @@ class CostMeter:
     """
 
     def __init__(self, device: torch.device, group: ProcessGroup = SINGLE_PROCESS) -> None:
-        self.flops = 0  # of the bucket so far, without tests
-        self.images_in_steps = self.images = 0  # all images in steps; those of the bucket
         self._step_flops: dict[StepShape, int] = {}  # of all processes together
         self._device, self._group = device, group
         self.begin_bucket()
@@ -83,7 +81,8 @@ class CostMeter:
 
         Keeps the FLOPs of each shape of step, which :meth:`count_step` has measured.
         """
-        self.flops = self.images_in_steps = self.images = 0
+        self.flops = 0  # of the bucket so far, without tests
+        self.images_in_steps = self.images = 0  # all images in steps; those of the bucket
         self._test_flops, self._test_seconds = 0, 0.0
         self._take_peak_bytes()
         self._peak_bytes = self._first_peak_bytes = 0
