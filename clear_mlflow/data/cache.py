@@ -121,10 +121,9 @@ def read_array(
     try:
         status, _ = stat_private(path), stat_private(json_path)
         metadata = read_metadata(json_path)
-        if any(metadata.get(name) != value for name, value in expected.items()):
-            raise _build_damage_error(path)
         checks = {name: metadata.pop(name, None) for name in _CHECKS}
-        if checks["num_bytes"] not in (status.st_size, None):
+        is_expected = all(metadata.get(name) == value for name, value in expected.items())
+        if not is_expected or checks["num_bytes"] not in (status.st_size, None):
             raise _build_damage_error(path)
         metadata_text = json.dumps(metadata, sort_keys=True)
         if checks["mtime_ns"] == status.st_mtime_ns:

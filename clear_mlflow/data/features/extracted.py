@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,11 @@ class Extraction:
             key.update("\n".join(images.contents).encode() + b"\0")
         return cache_dir / _FOLDER / self.name / key.hexdigest()[:32]
 
-    def read(self, path: Path, images: ImageTable) -> NDArray[np.float32] | None:
-        """Read images' features, (N, width), None if they must be computed.
-
-        That is the case if the file is missing, damaged, or has other metadata.
-        """
-        try:
-            stored = read_array(path, self._describe(images))
-        except (UnusableFileError, OSError):
-            return None
-        return None if stored is None else stored[0]
+    def is_stored(self, path: Path, images: ImageTable) -> bool:
+        """Return True unless the file is missing, damaged, or has other metadata."""
+        with suppress(UnusableFileError, OSError):
+            return read_array(path, self._describe(images)) is not None
+        return False
 
     def write(self, path: Path, images: ImageTable, array: NDArray[np.float32]) -> None:
         """Store the features of images, (N, width), completely or not at all.

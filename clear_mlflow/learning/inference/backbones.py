@@ -269,7 +269,7 @@ def extract_features(
     sets = iter_with_progress(stream.image_sets, on_image)
     for number, (images, on_ready) in enumerate(sets):
         path = get_array_path(folder, number)
-        if extraction.read(path, images) is None:
+        if not extraction.is_stored(path, images):
             with translate_oom(_OOM_ADVICE):
                 model = backbone.model.to(device).to(memory_format=torch.channels_last)
                 geometry = backbone.geometry
