@@ -46,14 +46,14 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
             parameter="across",
         )
     values, methods = split_labels(comparison.groups, parameter)
-    if len(set(values)) < 2:
+    if len(set(values.values())) < 2:
         raise ConfigError(
             f"across is {safe_repr(parameter)}, in which the compared runs do not differ; expected "
             "a parameter or tag with several values, such as dataset_args"
         )
     groups: dict[Labels, dict[str, Group]] = {}
-    for group, method, value in zip(comparison.groups, methods, values, strict=True):
-        other = groups.setdefault(method, {}).setdefault(value, group)
+    for group, value in values.items():
+        other = groups.setdefault(methods[group], {}).setdefault(value, group)
         if other is not group:
             raise ConfigError(
                 f"across is {safe_repr(parameter)}, but {other.name} and {group.name} have one "
@@ -67,14 +67,12 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
             parameter="across",
         )
     names = dict(zip(groups, _name_methods([*groups]), strict=True))
-    method_by_group = dict(zip(comparison.groups, methods, strict=True))
-    value_by_group = dict(zip(comparison.groups, values, strict=True))
     pairs_by_methods: dict[tuple[Labels, Labels], dict[str, Pair]] = {}
     for pair in comparison.pairs:
-        a, b = (method_by_group[group] for group in pair.groups)
+        a, b = (methods[group] for group in pair.groups)
         key = (b, a) if (b, a) in pairs_by_methods else (a, b)
-        pairs_by_methods.setdefault(key, {})[value_by_group[pair.groups[0]]] = pair
-    in_order = tuple(dict.fromkeys(values))
+        pairs_by_methods.setdefault(key, {})[values[pair.groups[0]]] = pair
+    in_order = tuple(dict.fromkeys(values.values()))
     pairs = []
     for (a, b), by_value in pairs_by_methods.items():
         outcomes = dict.fromkeys(in_order, UNTESTED)
@@ -82,7 +80,7 @@ def summarize_across(comparison: Comparison, parameter: str) -> Across:
         for value, pair in by_value.items():
             if pair.difference is None:
                 continue
-            is_turned = method_by_group[pair.groups[0]] == b
+            is_turned = methods[pair.groups[0]] == b
             differences[value] = -pair.difference if is_turned else pair.difference
             outcomes[value] = UNDECIDED
             if pair.outcome == DIFFERENT:

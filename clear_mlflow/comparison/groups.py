@@ -361,25 +361,32 @@ def _list_parts(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
     return settings, arguments
 
 
-def split_labels(groups: Sequence[Group], parameter: str) -> tuple[list[str], list[Labels]]:
+def split_labels(
+    groups: Sequence[Group], parameter: str
+) -> tuple[dict[Group, str], dict[Group, Labels]]:
     """Return each group's value of a parameter, and its method's labels.
 
     Labels that follow from the value, such as a model that depends on the dataset, are left out.
     """
     prefix = _PREFIXES.get(parameter, "")
-    values, others = [], []
+    values: dict[Group, str] = {}
+    others: dict[Group, dict[str, str]] = {}
     for group in groups:
         labels = group.labels if parameter in group.labels else group.members[0].labels
         chosen = {n: v for n, v in group.labels.items() if prefix and n.startswith(prefix)}
         texts = [f"{n.removeprefix(prefix)}={v}" for n, v in chosen.items() if v != NOT_LOGGED]
-        values.append(",".join(texts) if chosen else labels.get(parameter, NOT_LOGGED))
-        others.append({n: v for n, v in group.labels.items() if not contains_label(parameter, n)})
+        values[group] = ",".join(texts) if chosen else labels.get(parameter, NOT_LOGGED)
+        others[group] = {n: v for n, v in group.labels.items() if not contains_label(parameter, n)}
     by_value: dict[str, dict[str, set[str]]] = {}
-    for value, labels in zip(values, others, strict=True):
+    for group, labels in others.items():
         for name, label in labels.items():
-            by_value.setdefault(value, {}).setdefault(name, set()).add(label)
+            by_value.setdefault(values[group], {}).setdefault(name, set()).add(label)
     varying = {n for labels in by_value.values() for n, texts in labels.items() if len(texts) > 1}
-    return values, [tuple((n, v) for n, v in labels.items() if n in varying) for labels in others]
+    methods = {
+        group: tuple((n, v) for n, v in labels.items() if n in varying)
+        for group, labels in others.items()
+    }
+    return values, methods
 
 
 def contains_label(parameter: str, name: str) -> bool:

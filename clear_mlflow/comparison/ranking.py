@@ -86,7 +86,7 @@ def rank_groups(
 
     ranked = tuple(sorted(groups, key=get_rank))
     grouped = {run.run_id for group in groups for run in group.without_rows}
-    values = split_labels(ranked, across)[0] if across else [""] * len(ranked)
+    values = split_labels(ranked, across)[0] if across else {}
     planned_pairs, num_untested, baselines, leaders = _plan_pairs(
         ranked, values, baseline, ranked_by
     )
@@ -136,7 +136,7 @@ def choose_ranking_metric(
 
 def _plan_pairs(
     groups: Sequence[Group],
-    values: Sequence[str],
+    values: Mapping[Group, str],
     baseline: str | None,
     metric: str | None,
 ) -> tuple[list[tuple[Group, Group]], int, list[Group], list[Group]]:
@@ -149,9 +149,9 @@ def _plan_pairs(
     several are under the same test conditions.
     """
     comparable_groups: dict[tuple[DatasetDescription, str], list[Group]] = defaultdict(list)
-    for group, value in zip(groups, values, strict=True):
+    for group in groups:
         if group.counted:
-            comparable_groups[group.conditions, value].append(group)
+            comparable_groups[group.conditions, values.get(group, "")].append(group)
     pairs: list[tuple[Group, Group]] = []
     num_untested = 0
     baselines: list[Group] = []
