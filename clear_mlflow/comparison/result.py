@@ -232,9 +232,10 @@ class Comparison:
         return self.conditions[0].score
 
     @cached_property
-    def short_names(self) -> list[str]:
+    def short_names(self) -> Mapping[Group, str]:
         """A unique name of about 20 characters for each group, for charts."""
-        return truncate_apart([group.name for group in self.groups], 20)
+        names = truncate_apart([group.name for group in self.groups], 20)
+        return dict(zip(self.groups, names, strict=True))
 
     @property
     def headline_metrics(self) -> list[str]:

@@ -44,23 +44,23 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
     Costs, and groups after the first MAX_DOTS, are left out.
     """
-    score, groups = comparison.score, list(enumerate(comparison.groups))[:MAX_DOTS]
-    max_name = max(map(len, comparison.short_names[:MAX_DOTS]))
+    score, groups = comparison.score, comparison.groups[:MAX_DOTS]
+    max_name = max(len(comparison.short_names[group]) for group in groups)
     width, left, right, line_height = 420, 24 + 6 * max_name, 404, 22
     for metric in comparison.metrics:
         if is_cost(metric):
             continue
         rows = [
-            (position, group, group.metrics[metric], *comparison.get_interval(group, metric))
-            for position, group in groups
+            (group, group.metrics[metric], *comparison.get_interval(group, metric))
+            for group in groups
             if metric in group.metrics
         ]
         if not rows:
             continue
-        values = [v for _, _, s, interval, _ in rows for v in (s.mean, *(interval or ()))]
+        values = [v for _, s, interval, _ in rows for v in (s.mean, *(interval or ()))]
         low, high = _widen_range(min(values), max(values), score)
         to_pixels, dots = partial(_to_pixel, (low, high), (left, right)), []
-        for row, (position, group, summary, interval, is_over_images) in enumerate(rows):
+        for row, (group, summary, interval, is_over_images) in enumerate(rows):
             partial_seeds = group.format_partial_seeds(metric)
             seeds = f"{partial_seeds} seeds" if partial_seeds else format_count(summary.n, "seed")
             source = "test images" if is_over_images else seeds
@@ -68,7 +68,7 @@ def build_metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             point = to_pixels(summary.mean), 16 + line_height * row
             ends = interval and (to_pixels(interval.low), to_pixels(interval.high))
             text = f"{value.rstrip()}; {source}"
-            dot = _build_dot(comparison, position, text, point, ends)
+            dot = _build_dot(comparison, group, text, point, ends)
             dots.append({**dot, "is_over_images": is_over_images})
         yield {
             "title": metric,
@@ -93,33 +93,34 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     bottom = height - 40
     is_higher_better = comparison.is_higher_better(metric)
     for conditions in comparison.conditions:
-        rows = [
-            (position, group, group.metrics[metric], group.metrics[COST].mean)
-            for position, group in enumerate(comparison.groups)
-            if group.conditions == conditions and metric in group.metrics and COST in group.metrics
+        groups = [
+            group
+            for group in comparison.groups
+            if group.conditions == conditions and {metric, COST} <= group.metrics.keys()
         ]
         # A logarithmic axis cannot show 0.
-        free = [comparison.short_names[position] for position, *_, cost in rows if cost <= 0]
-        rows = [row for row in rows if row[3] > 0][:MAX_DOTS]
-        costs = [cost for *_, cost in rows]
+        free = [comparison.short_names[g] for g in groups if g.metrics[COST].mean <= 0]
+        groups = [group for group in groups if group.metrics[COST].mean > 0][:MAX_DOTS]
+        costs = [group.metrics[COST].mean for group in groups]
+        summaries = [group.metrics[metric] for group in groups]
         # With equal costs, all dots would be above each other.
         if not costs or is_equal_cost(min(costs), max(costs)):
             continue
         is_log = max(costs) > 10 * min(costs)
         transform = math.log10 if is_log else float
-        values = [v for _, _, s, _ in rows for v in (s.mean, *(s.interval or ()))]
+        values = [v for s in summaries for v in (s.mean, *(s.interval or ()))]
         low, high = _widen_range(min(values), max(values), score)
         first, last = pad_range(transform(min(costs)), transform(max(costs)))
-        right = width - 24 - 6 * max(len(comparison.short_names[i]) for i, *_ in rows)
+        right = width - 24 - 6 * max(len(comparison.short_names[group]) for group in groups)
         to_x = partial(_to_pixel, (first, last), (left, right))
         to_y = partial(_to_pixel, (low, high), (bottom, top))
         dots: list[dict[str, Any]] = []
-        for position, _, summary, cost in rows:
+        for group, summary, cost in zip(groups, summaries, costs, strict=True):
             mean = score.format_metric(summary.mean)
             value = f"{mean} at {format_significant(cost, 3)} training FLOPs"
             point, interval = (to_x(transform(cost)), to_y(summary.mean)), summary.interval
             ends = interval and (to_y(interval.low), to_y(interval.high))
-            dots.append(_build_dot(comparison, position, value, point, ends))
+            dots.append(_build_dot(comparison, group, value, point, ends))
         dots.sort(key=lambda dot: dot["y"])
         name_ys = separate_positions([dot["y"] for dot in dots], _NAME_HEIGHT, (top, bottom))
         for dot, name_y in zip(dots, name_ys, strict=True):
@@ -157,21 +158,21 @@ def build_cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 def _build_dot(
     comparison: Comparison,
-    position: int,
+    group: Group,
     text: str,
     point: tuple[float, float],
     ends: tuple[float, float] | None,
 ) -> dict[str, Any]:
     """Return a group's dot: colour, name, tooltip (``title``) and pixels.
 
-    position: index of the group, which selects its colour. text: tooltip, after the group's name.
-    point: x and y of the dot. ends: pixels of the ends of its interval, or None without one.
+    text: tooltip, after the group's name. point: x and y of the dot. ends: pixels of the ends of
+    its interval, or None without one.
     """
     low, high = ends or (None, None)
     return {
-        "colour": position % len(GROUPS),
-        "name": comparison.short_names[position],
-        "title": f"{comparison.groups[position].name}: {text}",
+        "colour": comparison.groups.index(group) % len(GROUPS),
+        "name": comparison.short_names[group],
+        "title": f"{group.name}: {text}",
         "x": point[0],
         "y": point[1],
         "low": low,
@@ -234,7 +235,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """
     score = comparison.score
     for conditions in comparison.conditions:
-        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions == conditions]
+        groups = [group for group in comparison.groups if group.conditions == conditions]
         drawn_groups = groups[:_MAX_CURVES]
         histories: list[tuple[str, _History]] = [
             (f"Mean {score.name} on past buckets", compute_past_means),
@@ -246,7 +247,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         ]
         panels = []
         for title, history in histories:
-            lines = [_build_line(p, group, history, score) for p, group in drawn_groups]
+            lines = [_build_line(comparison, group, history) for group in drawn_groups]
             panels.append((title, [line for line in lines if line.points]))
         last, times = len(conditions.buckets), conditions.times
         curves = build_curves(
@@ -255,7 +256,7 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         if curves is None:
             continue
         notes = [curves["note"]]
-        if any(len(group.members) > 1 for _, group in drawn_groups):
+        if any(len(group.members) > 1 for group in drawn_groups):
             notes.append(f"Band: {100 * LEVEL:g} % interval of the mean over seeds.")
         if len(groups) > len(drawn_groups):
             notes.append(
@@ -270,13 +271,12 @@ def build_curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         }
 
 
-def _build_line(position: int, group: Group, history: _History, score: Score) -> Line:
+def _build_line(comparison: Comparison, group: Group, history: _History) -> Line:
     """Return a group's line: the mean of *history* over seeds.
 
-    position: index of the group, which selects colour and dashes. history: function from the
-    (T + 1, T) cells of a run to a value after each of 0 to T buckets.
+    history: function from the (T + 1, T) cells of a run to a value after each of 0 to T buckets.
     """
-    name, points = group.name, []
+    name, score, points = group.name, comparison.score, []
     values_by_row = np.transpose([history(member.grid) for member in group.members])
     for num_trained, row in enumerate(values_by_row):
         if values := row[~np.isnan(row)].tolist():
@@ -285,6 +285,7 @@ def _build_line(position: int, group: Group, history: _History, score: Score) ->
             mean = f"{score.format_cell(summary.mean)}{std}{score.unit}"
             title = f"{name}, after {num_trained}: {mean} ({format_count(summary.n, 'seed')})"
             points.append(LinePoint(num_trained, summary.mean, title, summary.interval))
+    position = comparison.groups.index(group)
     return Line(position % len(GROUPS), points, position // len(GROUPS) % 3, name)
 
 
