@@ -321,6 +321,8 @@ def choose_runs(
             experiments.append(str(name))
         elif bundles := _read_bundles(Path(name)):
             bundled += bundles
+        elif isinstance(name, str) and _is_experiment(client, name):  # such as /Users/me/paper
+            experiments.append(name)
         elif _is_path(name):
             raise ConfigError(
                 f"{safe_repr(str(name), 200)} is neither a bundle nor a folder that contains any"

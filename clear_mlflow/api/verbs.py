@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clear_mlflow.api._arguments import list_results, validate_arguments
 from clear_mlflow.core.disk import set_offline
-from clear_mlflow.core.errors import ConfigError, check_unused, require_package
+from clear_mlflow.core.errors import (
+    ClearError,
+    ConfigError,
+    RecordError,
+    check_unused,
+    require_package,
+)
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 
@@ -245,7 +251,7 @@ def export(
 
     Raises:
         ConfigError: no run is chosen, the path exists already, or it cannot be written.
-        RecordError: a run that was named lacks rows.
+        RecordError: a run that was named lacks rows, or a row is damaged.
         TrackingError: a run does not exist, or the store cannot be reached.
     """
     from clear_mlflow.api.bundle import write_bundles
@@ -259,14 +265,19 @@ def export(
     client = open_store()
     selected, are_named = choose_runs(client, runs, filter=filter)
     stored_runs = list_existing(selected, "export")
-    # Sweeps and comparisons of an experiment, and some trainings in an offline folder, lack rows.
-    searched = [run for run in stored_runs if not are_named or is_bundle(run)]
-    records = zip(searched, read_records(client, searched), strict=True)
-    without_rows = [run for run, record in records if record is None]
-    stored_runs = [run for run in stored_runs if run not in without_rows]
-    if not stored_runs:
+    chosen_runs = []
+    for run, record in zip(stored_runs, read_records(client, stored_runs), strict=True):
+        if isinstance(record, ClearError):
+            raise RecordError(
+                f"run {run.info.run_id} cannot be read: {record}; its bundle could not be either: "
+                "leave it out"
+            )
+        # Sweeps and comparisons of an experiment, and trainings in an offline folder, lack rows.
+        if record is not None or (are_named and not is_bundle(run)):
+            chosen_runs.append(run)
+    if not chosen_runs:
         raise ConfigError("none of the chosen runs has rows of an accuracy matrix")
-    write_bundles(client, stored_runs, Path(to), licence=licence)
+    write_bundles(client, chosen_runs, Path(to), licence=licence)
     return Path(to)
 
 

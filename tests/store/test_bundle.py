@@ -109,6 +109,21 @@ def test_an_experiment_takes_precedence_over_a_folder(store, experiment_id, bund
     assert find_compared_id(Path("bundles")) == find_compared_id("only_bundles") == run.run_id
 
 
+@pytest.mark.parametrize("content", [{"schema": 1}, {}, {"row": 2}])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_run_with_a_damaged_row_is_not_exported(
+    store, experiment_id, tmp_path, content, is_named
+):
+    """Nobody could read its bundle."""
+    stored_run(store, experiment_id, seed=1)
+    damaged_id = store.create_run(experiment_id).info.run_id
+    store.log_dict(damaged_id, content, "accuracy_matrix/rows/row_001.json")
+    name = damaged_id if is_named else experiment_id
+    message = f"run {damaged_id} cannot be read: row_001.json"
+    check_error(RecordError, message, clear_mlflow.export, name, tmp_path / "x")
+    assert list(tmp_path.glob("x*")) == []
+
+
 def test_a_changed_byte_is_rejected(bundle):
     path, _ = bundle
     files = read_files(path)

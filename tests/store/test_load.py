@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,6 +78,17 @@ def test_runs_are_searched_as_mlflow_searches_them(store, experiment_id, trained
         clear_mlflow.runs("other")
     with pytest.raises(TrackingError, match="no_such"):
         clear_mlflow.load("no_such_run")
+
+
+@pytest.mark.parametrize("name", ["/Users/me/paper", "lab/%20 日", "paper.tar.xz"])
+def test_an_experiment_may_be_called_like_a_path(store, tmp_path, monkeypatch, name):
+    """Unless there is a file or folder of the name."""
+    monkeypatch.chdir(tmp_path)
+    run_id = stored_run(store, store.create_experiment(name)).info.run_id
+    assert [run.run_id for run in clear_mlflow.runs(name)] == [run_id]
+    assert len(clear_mlflow.compare(name, log=False).comparison.runs) == 1
+    with pytest.raises(ConfigError, match="is neither a bundle nor a folder that contains any"):
+        clear_mlflow.runs(Path(name))
 
 
 def test_a_run_without_rows_is_an_error(store, experiment_id):
