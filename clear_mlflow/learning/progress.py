@@ -125,9 +125,8 @@ class LineProgress(TrainingProgress):
         """
         if row.row > 0:
             seconds = time.perf_counter() - self._started
-            head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
             parts = [*format_accuracies(row), *_format_mean_loss(self._losses), f"{seconds:.1f} s"]
-            self.print_line(f"{head}: {', '.join(parts)}")
+            self.print_line(f"{self._bucket}: {', '.join(parts)}")
 
     def print_line(self, line: str) -> None:
         """Write a line. Ignores errors, for example on a full disk."""

@@ -284,8 +284,8 @@ class FeatureStream(TrainingStream):
         super().__init__(stream, device)
         self.width = features.width
         self.image_bytes = 4 * features.width
-        self._features = features
-        if features.standardise != NONE:
+        self._features, self._standardise = features, stream.standardise
+        if stream.standardise != NONE:
             self.standardised = self._compute_statistics(1)
 
     def begin_bucket(self, bucket_index: int) -> None:
@@ -293,7 +293,7 @@ class FeatureStream(TrainingStream):
 
         Discards the cached tests, except in the first bucket.
         """
-        if self._features.standardise == "past" and bucket_index > 0:
+        if self._standardise == "past" and bucket_index > 0:
             self._test = None
             self.standardised = self._compute_statistics(bucket_index + 1)
 

@@ -115,7 +115,7 @@ def test_safetensors_contain_only_numbers(table, tmp_path):
 def test_features_are_the_vectors_themselves(table, tmp_path):
     stream = load_vectors(write_table(table, tmp_path, "csv"), tmp_path, standardise="past")
     features = load_features(stream, "vectors", cache_dir=tmp_path)
-    assert (features.width, features.standardise) == (3, "past")
+    assert (features.width, stream.standardise) == (3, "past")
     assert features.train[0] is stream.train[0].vectors
     other = load_vectors(tmp_path / "numbers.csv", tmp_path, standardise="none")
     assert other.dataset.digest == stream.dataset.digest

@@ -38,7 +38,6 @@ class StoredFeatures:
     # Per bucket (N, width), in the order of its images.
     train: tuple[NDArray[np.float32] | Vectors, ...]
     test: tuple[NDArray[np.float32] | Vectors, ...]  # the same object if the images are the same
-    standardise: str = "none"  # of vectors: see ImageIndex
 
 
 def find_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
@@ -100,14 +99,8 @@ def load_features(
             f"features {name} have {widths[0]} numbers for some images and {widths[-1]} for "
             "others; expected one width for all: unpack or extract them again"
         )
-    return StoredFeatures(
-        name=name,
-        digest=_compute_digest(stream, [*train, *test]),
-        width=widths[0],
-        train=train,
-        test=test,
-        standardise=stream.standardise,
-    )
+    digest = _compute_digest(stream, [*train, *test])
+    return StoredFeatures(name, digest, width=widths[0], train=train, test=test)
 
 
 def compute_pixel_features(
