@@ -15,9 +15,9 @@ _FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 _NO_INK = ("C", "M", "Z")  # categories of Unicode: control characters, marks and spaces
 
 
-def format_percent(accuracy: float, decimals: int = 1) -> str:
+def format_percent(accuracy: float) -> str:
     """Format a cell in percent without the sign, NaN as a dash."""
-    return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"
+    return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.1f}"
 
 
 def format_count(count: float, noun: str, plural: str | None = None) -> str:
