@@ -71,7 +71,9 @@ def validate_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except TypeError:  # raised again by the call, with the function's name
             arguments = {}
         for name, value in arguments.items():
-            _check_argument(function, signature.parameters[name], value)
+            with suppress(NameError):
+                types = resolve_annotation(function, signature.parameters[name].annotation)
+                check_type(name, value, types)
         return function(*args, **kwargs)
 
     return call_function
@@ -88,13 +90,6 @@ def list_results(function: Callable[_P, Iterable[_R]]) -> Callable[_P, list[_R]]
     returned = str(signature.return_annotation).replace("Iterable", "list", 1)
     call_function.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
     return call_function
-
-
-def _check_argument(
-    function: Callable[..., Any], parameter: inspect.Parameter, value: object
-) -> None:
-    with suppress(NameError):
-        check_type(parameter.name, value, resolve_annotation(function, parameter.annotation))
 
 
 def check_type(name: str, value: object, types: Sequence[Any]) -> None:
