@@ -43,7 +43,7 @@ from clear_mlflow.store.rows import RowConflictError, parse_rows, read_row_files
 EXIT_WAIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
 _WAIT_SECONDS = 5.0  # for one row; a healthy store takes it in a tenth of a second
 _HURRIED_WAIT_SECONDS = 2.0  # at the end, after Ctrl-C
-_PAUSE_SECONDS = 1.0  # between tries, of which each takes some seconds
+_PAUSE_SECONDS = 0.5  # between tries, of which each takes some seconds
 _JOIN_SECONDS = 1.0
 
 

@@ -51,16 +51,26 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
     with mlflow_errors(f"list the models of run {run_id}"):
         rows = {names.parse_model_file_name(name) for name in weights.list_sizes()}
-        models = mlflow.search_logged_models(
-            [run.info.experiment_id], f"source_run_id = '{run_id}'", output_format="list"
-        )
-        models_by_row = {model.tags.get(names.MODEL_ROW_TAG): model for model in models}
+        models_by_row = {
+            model.tags.get(names.MODEL_ROW_TAG): model for model in _search_models(client, run)
+        }
     made = 0
     for row in sorted(row for row in rows if row is not None):
         logged = models_by_row.get(str(row))
         if logged is None or str(logged.status) != _READY:
             made += _log_model(client, run, scores, scores.record, row, weights, logged)
     return made
+
+
+def _search_models(client: MlflowClient, run: Run) -> list[LoggedModel]:
+    query = f"source_run_id = '{run.info.run_id}'"
+    # Not MLflow's own search: the program may have set another store since.
+    page = client.search_logged_models([run.info.experiment_id], query)
+    models = list(page)
+    while page.token:
+        page = client.search_logged_models([run.info.experiment_id], query, page_token=page.token)
+        models += page
+    return models
 
 
 def _log_model(
