@@ -157,7 +157,8 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
             else:
                 root.rename(to)
     except OSError as error:
-        raise ConfigError(f"cannot write {safe_repr(str(to), 200)}: {error}") from None
+        problem = error.strerror or error
+        raise ConfigError(f"cannot write {safe_repr(str(to), 200)}: {problem}") from None
 
 
 def read_bundles(path: Path) -> list[Run]:

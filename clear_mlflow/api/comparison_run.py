@@ -63,8 +63,8 @@ def log_comparison(
 ) -> ComparedRuns:
     """Store a comparison in a run, and return it with links.
 
-    If only bundles are compared and the store cannot be written, no error is raised: the result's
-    run id is None, and its links state the problem.
+    If the store cannot be written, no error is raised: the result's run id is None, and its links
+    state the problem.
 
     runs: those that were chosen. run_id: run to write to, or None for a new one. params: parameters
     to log, except those that are None or empty.
@@ -88,8 +88,6 @@ def log_comparison(
         )
         links = tuple(format_comparison_links(client, run, compared.missing_baselines))
     except TrackingError as error:
-        if experiment_id is not None:
-            raise
         return replace(compared, links=(f"the comparison is not stored: {error}",))
     return replace(compared, run_id=str(run.info.run_id), links=links)
 

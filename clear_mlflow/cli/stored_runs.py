@@ -144,7 +144,9 @@ def _run_server(store: str, requested_port: int | Literal["auto"]) -> Iterator[s
             probe.bind((_HOST, 0 if requested_port == "auto" else requested_port))
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"port is {requested_port}: {error}; pass another one, or auto", parameter="port"
+                f"port is {requested_port}: {getattr(error, 'strerror', None) or error}; pass "
+                "another one, or auto",
+                parameter="port",
             ) from error
         port = probe.getsockname()[1]
     base = f"http://{_HOST}:{port}"

@@ -106,6 +106,8 @@ def mlflow_errors(action: str) -> Iterator[None]:
         raise
     except Exception as error:  # the errors of MLflow's stores and plugins share no base class
         message = " ".join(str(error).split()) or type(error).__name__
+        # SQLAlchemy's hint to programmers, the statement and its values are left out.
+        message = message.partition(" [SQL: ")[0].rpartition("occurring prematurely) ")[2]
         reason = mask_credentials(message, mlflow.get_tracking_uri())[:500]
         if "database is locked" in reason:
             reason += "; does a process write to it that was stopped (ps -o pid,stat,args)?"

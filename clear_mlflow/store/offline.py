@@ -78,8 +78,8 @@ def prepare_offline_folder(folder: Path, *, creates: bool) -> None:
             write_durably(folder / HEADER, json.dumps({"format": _FORMAT}).encode())
     except OSError as error:
         raise TrackingError(
-            f"the offline folder {folder} cannot be created: {error}; name another folder with "
-            f"{OFFLINE_VARIABLE}"
+            f"the offline folder {folder} cannot be created: {error.strerror}; name another folder "
+            f"with {OFFLINE_VARIABLE}"
         ) from error
 
 

@@ -1,7 +1,9 @@
 """Unusable stores and environments are one-line errors with an exit code."""
 
 import os
+import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -317,6 +319,58 @@ def test_a_file_that_cannot_be_read_is_one_plain_line(tmp_path, monkeypatch, arg
     output = run_command(*arguments, code=2)
     assert expected in output
     assert not any(part in output for part in ("\\n", "Errno"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "test"], "the comparison is not stored: cannot store the comparison in"),
+        (["evaluate", "test", "--metrics", "gem"], ": cannot log the scores of run"),
+        (["import", "x.csv", "--orientation", "rows"], "x.csv: cannot"),
+    ],
+)
+def test_a_database_that_cannot_be_written_is_named_without_its_statements(
+    store, experiment_id, tmp_path, monkeypatch, arguments, message
+):
+    """A comparison is printed: only its run is missing."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text(".75,.50\n.70,.90\n")
+    stored_run(store, experiment_id)
+    with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as connection:
+        for table in ("runs", "metrics"):
+            connection.execute(
+                f"CREATE TRIGGER {table}_kept BEFORE INSERT ON {table} "
+                "BEGIN SELECT RAISE(ABORT, 'a readonly database'); END"
+            )
+    output = run_command(*arguments, code=0 if arguments[0] == "compare" else 2)
+    assert message in output
+    assert "IntegrityError) a readonly database" in output
+    assert not re.search("SQL:|autoflush|INSERT|parameters", output)
+    assert arguments[0] != "compare" or "challenge_" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "RUN", "/proc/x"], "cannot write '/proc/x': No such file or directory\n"),
+        (
+            ["open", "RUN", "--port", "PORT"],
+            "PORT: Address already in use; pass another one, or auto\n",
+        ),
+        (["train", "--offline"], "/proc/x cannot be created: No such file or directory; name"),
+    ],
+)
+def test_an_error_of_the_system_is_one_plain_sentence(
+    store, experiment_id, monkeypatch, arguments, message
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        values = {"PORT": str(server.getsockname()[1])}
+        values["RUN"] = stored_run(store, experiment_id).info.run_id
+        if arguments[0] == "train":
+            monkeypatch.setenv("CLEAR_MLFLOW_OFFLINE", "/proc/x")
+        output = run_command(*(values.get(word, word) for word in arguments), code=2)
+    assert message.replace("PORT", values["PORT"]) in output
+    assert "Errno" not in output
 
 
 @pytest.mark.parametrize("command", [["evaluate", "--unscored-only"], ["import", __file__]])
