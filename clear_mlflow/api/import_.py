@@ -103,6 +103,11 @@ def import_runs(options: ImportOptions) -> Iterator[ActionResult]:
     families = DEFAULT_FAMILIES
     if options.metrics != AUTO:
         families = split_families(options.metrics)
+    if options.seed != AUTO and parse_seed(str(options.seed)) is None:
+        raise ConfigError(
+            f"seed is {safe_repr(options.seed)}; expected an integer of at most 64 bits",
+            parameter="seed",
+        )
     set_up_mlflow()
     client = connect_store(experiment=options.experiment, can_be_offline=False)
     experiment_id = find_or_create_experiment(client, options.experiment)

@@ -25,6 +25,9 @@ def test_a_file_is_imported_once(store, experiment_id, tmp_path):
     run = clear_mlflow.load(good.run_id)
     assert run.matrix.values[1].tolist() == [0.8, 0.7]
     assert (run.tags["strategy"], run.tags["seed"]) == ("replay", "3")
+    for seed in (2**64, -(2**63) - 1, 10**30):
+        with pytest.raises(ConfigError, match="expected an integer of at most 64 bits"):
+            clear_mlflow.import_runs(paths, scale="percent", seed=seed)
     with pytest.raises(TypeError, match="strateg"):
         clear_mlflow.import_runs(paths, strategie="replay")
 
