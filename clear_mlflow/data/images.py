@@ -164,10 +164,8 @@ class ImageIndex:
         root: the folder that contains all images, resolved.
         class_names: the index is the label.
         buckets: keys of the buckets, in stream order.
-        images: the training images of each bucket, in the order of class and file name, and then
-            the released test images likewise.
-        test_error: why the released test images cannot be used, or None if they can, or if there
-            are none. Raised only if they are used.
+        images: training images by bucket, class and file name, then released test images likewise.
+        test_error: why the released test images cannot be used, or None. Raised if they are used.
         read_split: reads the test images of a stored split by its number, (N,), bool, or returns
             None if that split is not stored. None if the layout stores no splits.
         warnings: one line each.
