@@ -56,10 +56,13 @@ def compare(**options: Any) -> None:
     compared = compare_runs(**options)
     if output.wants_json():
         output.print_json(compared.to_dict())
-        return
-    output.print_comparison(compared.comparison)
-    click.echo()
-    output.print_links(compared.links)
+    else:
+        output.print_comparison(compared.comparison)
+        click.echo()
+    if compared.run_id is None:  # the links state why it is not stored
+        raise TrackingError(*compared.links)
+    if not output.wants_json():
+        output.print_links(compared.links)
 
 
 @command(

@@ -6,7 +6,6 @@ import pytest
 from feature_streams import config, training
 
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.strategies import load_strategy
 
 SEEDS = (3, 0, 11)
 
@@ -58,17 +57,6 @@ def measure(made):
     assert len(rows) == 4
     tests = [message.test for message in messages if message.test is not None]
     return [[(test.bucket, test.correct) for test in tests], *rows]
-
-
-def test_strategies_of_several_seeds_share_one_training_set():
-    """Otherwise the set of all buckets so far would be copied for each strategy."""
-    stream = training(config()).build_training_stream()
-    cumulative = load_strategy("cumulative")
-    arguments = cumulative.Arguments()
-    strategies = [cumulative(config(seed=seed), stream, None, arguments) for seed in range(3)]
-    first, *others = (strategy.load_training_set(2) for strategy in strategies)
-    assert all(other is first for other in others)
-    assert strategies[0].load_training_set(1) is not first
 
 
 def test_a_training_without_seeds_has_one_member():

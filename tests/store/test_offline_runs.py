@@ -102,11 +102,12 @@ def test_a_comparison_is_printed_though_no_store_can_take_it(copied_folder, monk
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None)
-    output = run_command("compare", folder)
+    output = run_command("compare", folder, code=2)
     assert "replay" in output
-    assert f"the comparison is not stored: cannot read experiments in the tracking store {uri}" in (
-        output
+    error = (
+        f"error: the comparison is not stored: cannot read experiments in the tracking store {uri}"
     )
+    assert error in output
 
 
 def test_one_run_needs_no_name(store, tmp_path):
