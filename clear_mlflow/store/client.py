@@ -145,9 +145,15 @@ def log_in_batches(
     tag_list = [RunTag(*item) for item in tags.items()]
     point_batches = split_into_batches(points, MAX_POINTS)
     param_batches = split_into_batches(param_list, _MAX_ITEMS)
-    for point_batch, param_batch in zip_longest(point_batches, param_batches, fillvalue=()):
-        retry_on_conflict(partial(client.log_batch, run_id, point_batch, param_batch))
-    for tag_batch in split_into_batches(tag_list, _MAX_ITEMS):
+    batches = zip_longest(point_batches, param_batches, fillvalue=())
+    batch = next(batches, ((), ()))
+    for next_batch in batches:
+        retry_on_conflict(partial(client.log_batch, run_id, *batch))
+        batch = next_batch
+    first_tags, *other_tags = [*split_into_batches(tag_list, _MAX_ITEMS)] or [[]]
+    if any((*batch, first_tags)):
+        retry_on_conflict(partial(client.log_batch, run_id, *batch, first_tags))
+    for tag_batch in other_tags:
         retry_on_conflict(partial(client.log_batch, run_id, tags=tag_batch))
 
 

@@ -299,7 +299,7 @@ def test_copies_take_few_requests(store, target, experiment_id, monkeypatch):
         monkeypatch.setattr(client, name, count(name, getattr(client, name)))
     results = list(RunCopier(client, "copies").copy_runs(sources))
     assert [result.action for result in results] == [COPIED] * 8
-    per_run = Counter(create_run=1, log_batch=3, set_terminated=1, delete_tag=1, get_run=2)
+    per_run = Counter(create_run=1, log_batch=2, set_terminated=1, delete_tag=1, get_run=2)
     expected = {name: 8 * number for name, number in per_run.items()}
     assert calls == {**expected, "search_runs": 2}
     calls.clear()
