@@ -242,7 +242,6 @@ def compare_stored_runs(
     at_equal: str | None = None,
     oracle: str | None = None,
     across: str | None = None,
-    published: bool = False,
     explicit: bool,
     is_live: bool = False,
 ) -> ComparedRuns:
@@ -260,7 +259,6 @@ def compare_stored_runs(
         oracle: label of runs that were trained from scratch, which all are measured against, or
             None.
         across: parameter or tag for whose values verdicts are counted, or None.
-        published: add published results for the streams.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are a ConfigError. False: the former are
             skipped, and only the runs with the most common score are compared.
@@ -372,12 +370,18 @@ def compare_stored_runs(
         for name, reasons in failures.items()
     )
     warnings = [*notes, *dict.fromkeys(warnings), *failed, *comparison.warnings]
-    if published:
-        selected = select_published(comparison.conditions, comparison.metrics)
-        comparison = replace(comparison, published=selected)
-        if not selected:
-            warnings.append("No result is published for this stream, protocol and metrics.")
     return ComparedRuns(replace(comparison, warnings=tuple(warnings)), tuple(left_out))
+
+
+def add_published(compared: ComparedRuns) -> ComparedRuns:
+    """Add published results for the streams to a copy, or a warning."""
+    comparison = compared.comparison
+    selected = select_published(comparison.conditions, comparison.metrics)
+    warnings = comparison.warnings
+    if not selected:
+        warnings += ("No result is published for this stream, protocol and metrics.",)
+    comparison = replace(comparison, published=selected, warnings=warnings)
+    return replace(compared, comparison=comparison)
 
 
 def _keep_most_common_score(

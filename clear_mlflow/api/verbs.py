@@ -100,9 +100,10 @@ def compare(
         at_equal=at_equal,
         oracle=oracle,
         across=across,
-        published=published,
         explicit=are_named,
     )
+    if published:
+        result = compared.add_published(result)
     if not log:
         return result
     experiments = [runs] if isinstance(runs, (str, Path, Run)) else (runs or ())
