@@ -87,13 +87,15 @@ class ComparedRuns:
         comparison: groups, tests and warnings, as they were computed.
         left_out: runs that were chosen but are not compared, with the problem.
         run_id: id of the MLflow run that stores the comparison, or None if it was not stored.
-        links: lines that show where to look at that run.
+        links: lines that show where to look at that run, or why it was not stored.
+        problem: why the comparison of stored runs was not stored, or None.
     """
 
     comparison: Comparison
     left_out: tuple[MissingRun, ...] = ()
     run_id: str | None = None
     links: tuple[str, ...] = ()
+    problem: str | None = None
 
     @property
     def missing_baselines(self) -> list[str]:

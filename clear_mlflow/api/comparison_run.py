@@ -88,7 +88,10 @@ def log_comparison(
         )
         links = tuple(format_comparison_links(client, run, compared.missing_baselines))
     except TrackingError as error:
-        return replace(compared, links=(f"the comparison is not stored: {error}",))
+        problem = f"the comparison is not stored: {error}"
+        # Bundles are compared where no store can be reached, too.
+        is_expected = experiment_id is None
+        return replace(compared, links=(problem,), problem=None if is_expected else problem)
     return replace(compared, run_id=str(run.info.run_id), links=links)
 
 

@@ -59,8 +59,8 @@ def compare(**options: Any) -> None:
     else:
         output.print_comparison(compared.comparison)
         click.echo()
-    if compared.run_id is None:  # the links state why it is not stored
-        raise TrackingError(*compared.links)
+    if compared.problem:
+        raise TrackingError(compared.problem)
     if not output.wants_json():
         output.print_links(compared.links)
 
