@@ -64,7 +64,7 @@ def log_comparison(
     """Store a comparison in a run, and return it with links.
 
     If the store cannot be written, no error is raised: the result's run id is None, and its links
-    state the problem.
+    state why. Its problem does, too, unless only bundles were compared.
 
     runs: those that were chosen. run_id: run to write to, or None for a new one. params: parameters
     to log, except those that are None or empty.
@@ -89,9 +89,9 @@ def log_comparison(
         links = tuple(format_comparison_links(client, run, compared.missing_baselines))
     except TrackingError as error:
         problem = f"the comparison is not stored: {error}"
-        # Bundles are compared where no store can be reached, too.
-        is_expected = experiment_id is None
-        return replace(compared, links=(problem,), problem=None if is_expected else problem)
+        # Bundles are also compared where no store can be reached: that is no error.
+        has_stored_runs = experiment_id is not None
+        return replace(compared, links=(problem,), problem=problem if has_stored_runs else None)
     return replace(compared, run_id=str(run.info.run_id), links=links)
 
 
