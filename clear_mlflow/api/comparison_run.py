@@ -89,7 +89,7 @@ def log_comparison(
         links = tuple(format_comparison_links(client, run, compared.missing_baselines))
     except TrackingError as error:
         problem = f"the comparison is not stored: {error}"
-        # Bundles are also compared where no store can be reached: that is no error.
+        # Bundles are also compared where no store can be reached: the command succeeds.
         has_stored_runs = experiment_id is not None
         return replace(compared, links=(problem,), problem=problem if has_stored_runs else None)
     return replace(compared, run_id=str(run.info.run_id), links=links)
